@@ -1,1 +1,3 @@
 //! evenkeel
+
+pub mod echo;
