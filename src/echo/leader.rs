@@ -99,22 +99,19 @@ async fn service(engine: &Arc<Engine>) -> Result<Infallible, EchoError> {
         sleep(args.load_seconds).await;
         engine.loaded();
     };
-    let listener = if args.bind_after_load {
+    if args.bind_after_load {
         load.await;
         let listener = bind(args).await?;
         log(format_args!("ready"));
-        listener
-    } else {
-        let listener = bind(args).await?;
-        let serving = answer(listener, engine);
-        tokio::pin!(serving);
-        tokio::select! {
-            never = &mut serving => match never? {},
-            () = load => log(format_args!("ready")),
-        }
-        return serving.await;
-    };
-    answer(listener, engine).await
+        return answer(listener, engine).await;
+    }
+    let serving = answer(bind(args).await?, engine);
+    tokio::pin!(serving);
+    tokio::select! {
+        never = &mut serving => match never? {},
+        () = load => log(format_args!("ready")),
+    }
+    serving.await
 }
 
 async fn bind(args: &EchoArgs) -> Result<TcpListener, EchoError> {

@@ -61,13 +61,8 @@ pub fn write_tiny(path: &Path, model: &TinyModel) -> io::Result<()> {
     let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
     file.write_all(&header.finish())?;
     let mut noise = Noise(model.seed);
-    let mut row = Vec::new();
     for tensor in &tensors {
-        for index in 0..tensor.rows {
-            row.clear();
-            tensor.fill.row(index, tensor.columns, &mut noise, &mut row);
-            file.write_all(&row)?;
-        }
+        tensor.write(&mut noise, &mut file)?;
         // Every row is a multiple of the alignment, see `Shape`, so that there is nothing to pad.
     }
     file.into_inner()?.sync_all()
@@ -214,8 +209,28 @@ enum Fill {
 }
 
 impl Tensor {
+    /// The count of rows after which random ones repeat, so that a large model is quick to write without optimisation.
+    const PERIOD: usize = 128;
+
     fn size(&self) -> usize {
         self.rows * self.columns * size_of::<f32>()
+    }
+
+    fn write(&self, noise: &mut Noise, file: &mut impl Write) -> io::Result<()> {
+        let mut rows: Vec<Vec<u8>> = Vec::new();
+        for index in 0..self.rows {
+            // Row 0 may be special, and so may every row with a lane.
+            let repeats = !matches!(self.fill, Fill::RandomWithLane(..));
+            if repeats && index > Self::PERIOD {
+                file.write_all(&rows[1 + (index - 1) % Self::PERIOD])?;
+                continue;
+            }
+            let mut row = Vec::new();
+            self.fill.row(index, self.columns, noise, &mut row);
+            file.write_all(&row)?;
+            rows.push(row);
+        }
+        Ok(())
     }
 }
 
