@@ -1,13 +1,27 @@
 //! evenkeel
 
-pub mod desired;
-pub mod event;
-pub mod failure;
-pub mod manifest;
 pub mod names;
-pub mod observed;
-pub mod order;
-pub mod record;
+
+pub mod manifest;
+
 pub mod spec;
 
+pub mod failure;
+
+pub mod event;
+
+pub mod record;
+
+pub mod desired;
+
+pub mod observed;
+
+pub mod order;
+
+pub mod engine;
+
+pub mod plan;
+
 pub mod launch;
+
+pub mod echo;
