@@ -104,12 +104,18 @@ mod tests {
                 format!("serve --parallel 2 --jinja {again} 1")
             );
         }
-        assert_eq!(merged(&["--ctx-size=1"]), "serve --parallel 2 --jinja --ctx-size=1");
+        assert_eq!(
+            merged(&["--ctx-size=1"]),
+            "serve --parallel 2 --jinja --ctx-size=1"
+        );
     }
 
     #[test]
     fn a_negated_flag_counts_as_the_flag() {
-        assert_eq!(merged(&["--no-jinja"]), "serve --ctx-size 4096 --parallel 2 --no-jinja");
+        assert_eq!(
+            merged(&["--no-jinja"]),
+            "serve --ctx-size 4096 --parallel 2 --no-jinja"
+        );
     }
 
     #[test]

@@ -18,7 +18,7 @@ impl Engine for Command {
             base_port: 9000,
             health_path: None,
             // Nothing is known of it, so it is given what the slowest known engine needs.
-            startup_deadline: Duration::from_secs(1800),
+            startup_deadline: Duration::from_mins(30),
             options: &[],
             aliases: &[],
         }

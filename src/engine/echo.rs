@@ -17,7 +17,7 @@ impl Engine for Echo {
             program: Program::Own,
             base_port: 8900,
             health_path: Some("/health"),
-            startup_deadline: Duration::from_secs(60),
+            startup_deadline: Duration::from_mins(1),
             options: &[],
             aliases: &[("--served-model-name", &["--alias"])],
         }
@@ -32,7 +32,10 @@ impl Engine for Echo {
         if let Some(location @ ModelLocation::Path(_)) = &spec.model.location {
             arguments.push(Argument::value("--model", location.argument()));
         }
-        arguments.push(Argument::value("--served-model-name", spec.model.served_name.clone()));
+        arguments.push(Argument::value(
+            "--served-model-name",
+            spec.model.served_name.clone(),
+        ));
         arguments.push(Argument::value("--host", "127.0.0.1"));
         arguments.extend(port.map(|port| Argument::value("--port", port.to_string())));
         arguments

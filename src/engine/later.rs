@@ -18,7 +18,7 @@ impl Engine for Later {
             program: Program::Named(self.0.to_string()),
             base_port: 8000,
             health_path: Some("/health"),
-            startup_deadline: Duration::from_secs(900),
+            startup_deadline: Duration::from_mins(15),
             options: &[],
             aliases: &[],
         }

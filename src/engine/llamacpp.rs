@@ -17,7 +17,7 @@ impl Engine for LlamaCpp {
             program: Program::Named("llama-server".to_owned()),
             base_port: 8081,
             health_path: Some("/health"),
-            startup_deadline: Duration::from_secs(600),
+            startup_deadline: Duration::from_mins(10),
             options: &[
                 (Knob::MaxContextLength, "--ctx-size"),
                 (Knob::MaxConcurrentRequests, "--parallel"),
@@ -57,7 +57,9 @@ impl Engine for LlamaCpp {
             // It divides the context among its slots, and a user's length is meant per request.
             Knob::MaxContextLength => {
                 let slots = u64::from(spec.options.max_concurrent_requests.unwrap_or(1));
-                spec.options.max_context_length.map(|tokens| tokens.saturating_mul(slots).to_string())
+                spec.options
+                    .max_context_length
+                    .map(|tokens| tokens.saturating_mul(slots).to_string())
             }
             other => other.value(&spec.options),
         }

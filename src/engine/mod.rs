@@ -92,7 +92,10 @@ impl Refusal {
 
 /// One of the options that engines have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs, reason = "they are documented where people write them, in manifest.rs")]
+#[allow(
+    missing_docs,
+    reason = "they are documented where people write them, in manifest.rs"
+)]
 pub enum Knob {
     TensorParallel,
     PipelineParallel,
@@ -147,7 +150,9 @@ impl Knob {
             Self::PipelineParallel => options.pipeline_parallel.map(|degree| degree.to_string()),
             Self::MaxContextLength => options.max_context_length.map(|tokens| tokens.to_string()),
             Self::MemoryFraction => options.memory_fraction.map(|fraction| fraction.to_string()),
-            Self::MaxConcurrentRequests => options.max_concurrent_requests.map(|count| count.to_string()),
+            Self::MaxConcurrentRequests => options
+                .max_concurrent_requests
+                .map(|count| count.to_string()),
             Self::KvCacheDtype => options.kv_cache_dtype.clone(),
             Self::Dtype => options.dtype.clone(),
             Self::Quantization => options.quantization.clone(),
@@ -188,12 +193,19 @@ pub fn devices_needed(spec: &InstanceSpec, inventory: &Inventory) -> u32 {
 pub fn pinned_devices(ids: &[String], inventory: &Inventory) -> Result<Vec<DeviceId>, String> {
     ids.iter()
         .map(|id| {
-            let index = id.strip_prefix("index:").and_then(|digits| digits.parse::<usize>().ok());
+            let index = id
+                .strip_prefix("index:")
+                .and_then(|digits| digits.parse::<usize>().ok());
             let device = match index {
                 Some(index) => inventory.devices.get(index),
-                None => inventory.devices.iter().find(|device| device.id.as_str() == id),
+                None => inventory
+                    .devices
+                    .iter()
+                    .find(|device| device.id.as_str() == id),
             };
-            device.map(|device| device.id.clone()).ok_or_else(|| id.clone())
+            device
+                .map(|device| device.id.clone())
+                .ok_or_else(|| id.clone())
         })
         .collect()
 }
@@ -206,7 +218,12 @@ pub fn support(spec: &InstanceSpec, inventory: &Inventory) -> Result<(), LaunchF
     let refusal = runtime_refusal(spec)
         .or_else(|| device_refusal(spec, inventory))
         .or_else(|| variable_refusal(spec))
-        .or_else(|| spec.command.is_none().then(|| option_refusal(spec)).flatten())
+        .or_else(|| {
+            spec.command
+                .is_none()
+                .then(|| option_refusal(spec))
+                .flatten()
+        })
         .or_else(|| engine(spec.engine).refusal(spec, inventory));
     match refusal {
         None => Ok(()),
@@ -230,7 +247,11 @@ fn runtime_refusal(spec: &InstanceSpec) -> Option<Refusal> {
 
 fn device_refusal(spec: &InstanceSpec, inventory: &Inventory) -> Option<Refusal> {
     let known = || {
-        let ids: Vec<_> = inventory.devices.iter().map(|device| device.id.as_str()).collect();
+        let ids: Vec<_> = inventory
+            .devices
+            .iter()
+            .map(|device| device.id.as_str())
+            .collect();
         if ids.is_empty() {
             "this host has no accelerator".to_owned()
         } else {
@@ -239,7 +260,10 @@ fn device_refusal(spec: &InstanceSpec, inventory: &Inventory) -> Option<Refusal>
     };
     if let DeviceRequest::Ids(ids) = &spec.devices {
         return match pinned_devices(ids, inventory) {
-            Err(unknown) => Some(Refusal::new(format!("there is no device `{unknown}`"), known())),
+            Err(unknown) => Some(Refusal::new(
+                format!("there is no device `{unknown}`"),
+                known(),
+            )),
             Ok(found) => {
                 let distinct: std::collections::BTreeSet<_> = found.iter().collect();
                 (distinct.len() != found.len())
@@ -248,11 +272,22 @@ fn device_refusal(spec: &InstanceSpec, inventory: &Inventory) -> Option<Refusal>
         };
     }
     let need = devices_needed(spec, inventory) as usize;
-    let most = [DeviceKind::Cuda, DeviceKind::Rocm, DeviceKind::Xpu, DeviceKind::Metal]
-        .into_iter()
-        .map(|kind| inventory.devices.iter().filter(|device| device.kind == kind).count())
-        .max()
-        .unwrap_or(0);
+    let most = [
+        DeviceKind::Cuda,
+        DeviceKind::Rocm,
+        DeviceKind::Xpu,
+        DeviceKind::Metal,
+    ]
+    .into_iter()
+    .map(|kind| {
+        inventory
+            .devices
+            .iter()
+            .filter(|device| device.kind == kind)
+            .count()
+    })
+    .max()
+    .unwrap_or(0);
     (need > most).then(|| {
         Refusal::new(
             format!("it asks for {need} devices, and this host has {most} of a kind"),
@@ -270,7 +305,10 @@ fn variable_refusal(spec: &InstanceSpec) -> Option<Refusal> {
         .find(|variable| texts().any(|text| text.contains(&format!("$({})", variable.name))))
         .map(|variable| {
             Refusal::new(
-                format!("`$({})` would put a value from a file into the command line", variable.name),
+                format!(
+                    "`$({})` would put a value from a file into the command line",
+                    variable.name
+                ),
                 "let the program read it from its environment",
             )
         })
@@ -297,7 +335,9 @@ fn option_refusal(spec: &InstanceSpec) -> Option<Refusal> {
 /// Whether an instance listens on a port that evenkeel gives it.
 pub fn needs_port(spec: &InstanceSpec) -> bool {
     let is_network = |probe: &Option<ManifestProbe>| {
-        probe.as_ref().is_some_and(|probe| probe.http_get.is_some() || probe.tcp_socket.is_some())
+        probe
+            .as_ref()
+            .is_some_and(|probe| probe.http_get.is_some() || probe.tcp_socket.is_some())
     };
     spec.engine != EngineKind::Command
         || spec.port.is_some()
@@ -308,14 +348,20 @@ pub fn needs_port(spec: &InstanceSpec) -> bool {
 }
 
 fn mentions_port(spec: &InstanceSpec) -> bool {
-    spec.command.iter().flatten().chain(&spec.args).any(|text| text.contains("$(PORT)"))
+    spec.command
+        .iter()
+        .flatten()
+        .chain(&spec.args)
+        .any(|text| text.contains("$(PORT)"))
 }
 
 /// How an instance is asked how it is, when the manifest does not say: its health path, else a connection where it uses
 /// `$(PORT)`, else not at all.
 pub fn default_probe(spec: &InstanceSpec) -> Option<ProbeMethod> {
     match engine(spec.engine).facts().health_path {
-        Some(path) => Some(ProbeMethod::HttpGet { path: path.to_owned() }),
+        Some(path) => Some(ProbeMethod::HttpGet {
+            path: path.to_owned(),
+        }),
         None if mentions_port(spec) || spec.port.is_some() => Some(ProbeMethod::TcpConnect),
         None => None,
     }
@@ -366,7 +412,9 @@ pub fn launch_order(facts: LaunchFacts<'_>) -> LaunchOrder {
 
 /// Program and arguments.
 pub fn command_line(spec: &InstanceSpec, port: Option<Port>) -> (Program, Vec<String>) {
-    let filled = |texts: &[String]| -> Vec<String> { texts.iter().map(|text| fill_in(text, spec, port)).collect() };
+    let filled = |texts: &[String]| -> Vec<String> {
+        texts.iter().map(|text| fill_in(text, spec, port)).collect()
+    };
     if let Some([program, rest @ ..]) = spec.command.as_deref() {
         let mut arguments = filled(rest);
         arguments.extend(filled(&spec.args));
@@ -387,7 +435,10 @@ pub fn command_line(spec: &InstanceSpec, port: Option<Port>) -> (Program, Vec<St
     }
     ours.extend(engine.closing_arguments());
     let program = spec.binary.clone().map_or(facts.program, Program::Named);
-    (program, args::merge(ours, &filled(&spec.args), facts.aliases))
+    (
+        program,
+        args::merge(ours, &filled(&spec.args), facts.aliases),
+    )
 }
 
 /// Fills `$(NAME)` in as Kubernetes does: unknown names stay, `$$(NAME)` becomes `$(NAME)`.
@@ -419,9 +470,11 @@ fn fill_in(text: &str, spec: &InstanceSpec, port: Option<Port>) -> String {
             }
             continue;
         }
-        let reference = after
-            .strip_prefix('(')
-            .and_then(|inner| inner.find(')').map(|end| (&inner[..end], &inner[end + 1..])));
+        let reference = after.strip_prefix('(').and_then(|inner| {
+            inner
+                .find(')')
+                .map(|end| (&inner[..end], &inner[end + 1..]))
+        });
         match reference.and_then(|(name, following)| value(name).map(|value| (value, following))) {
             Some((value, following)) => {
                 filled.push_str(&value);
@@ -444,13 +497,23 @@ fn device_environment(lease: &Lease, inventory: &Inventory) -> Vec<EnvVar> {
         value: EnvValue::Literal(value),
     };
     let indices = |kind: DeviceKind| -> Vec<String> {
-        let of_kind = lease.devices.iter().filter_map(|device| inventory.index(&device.id));
-        of_kind.filter(|(other, _)| *other == kind).map(|(_, index)| index.to_string()).collect()
+        let of_kind = lease
+            .devices
+            .iter()
+            .filter_map(|device| inventory.index(&device.id));
+        of_kind
+            .filter(|(other, _)| *other == kind)
+            .map(|(_, index)| index.to_string())
+            .collect()
     };
     // -1 is no device: an instance without a lease must not find one.
     let list_or_none = |kind| {
         let indices = indices(kind);
-        if indices.is_empty() { "-1".to_owned() } else { indices.join(",") }
+        if indices.is_empty() {
+            "-1".to_owned()
+        } else {
+            indices.join(",")
+        }
     };
     let mut environment = Vec::new();
     if inventory.has(DeviceKind::Cuda) {
@@ -462,7 +525,10 @@ fn device_environment(lease: &Lease, inventory: &Inventory) -> Vec<EnvVar> {
     }
     let xpu = indices(DeviceKind::Xpu);
     if !xpu.is_empty() {
-        environment.push(set("ONEAPI_DEVICE_SELECTOR", format!("level_zero:{}", xpu.join(","))));
+        environment.push(set(
+            "ONEAPI_DEVICE_SELECTOR",
+            format!("level_zero:{}", xpu.join(",")),
+        ));
     }
     environment
 }

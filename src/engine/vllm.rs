@@ -18,7 +18,7 @@ impl Engine for Vllm {
             base_port: 8000,
             health_path: Some("/health"),
             // Large models load and compile for a quarter of an hour.
-            startup_deadline: Duration::from_secs(1800),
+            startup_deadline: Duration::from_mins(30),
             options: &[
                 (Knob::TensorParallel, "--tensor-parallel-size"),
                 (Knob::PipelineParallel, "--pipeline-parallel-size"),
@@ -59,8 +59,16 @@ impl Engine for Vllm {
 
     fn arguments(&self, spec: &InstanceSpec, port: Option<Port>) -> Vec<Argument> {
         let mut arguments = vec![Argument::Positional("serve".to_owned())];
-        arguments.extend(spec.model.location.as_ref().map(|model| Argument::Positional(model.argument())));
-        arguments.push(Argument::value("--served-model-name", spec.model.served_name.clone()));
+        arguments.extend(
+            spec.model
+                .location
+                .as_ref()
+                .map(|model| Argument::Positional(model.argument())),
+        );
+        arguments.push(Argument::value(
+            "--served-model-name",
+            spec.model.served_name.clone(),
+        ));
         arguments.push(Argument::value("--host", "127.0.0.1"));
         arguments.extend(port.map(|port| Argument::value("--port", port.to_string())));
         arguments

@@ -257,9 +257,15 @@ impl fmt::Display for Wait {
             word => write!(f, "{word}: {}", self.reason)?,
         }
         match (&self.reason, self.until) {
-            (WaitReason::BackOff { .. }, Some(until)) => write!(f, ", next try at {}", whole_seconds(until)),
-            (WaitReason::Starting { deadline, .. }, _) => write!(f, ", until {}", whole_seconds(*deadline)),
-            (WaitReason::Stopping { kill_at, .. }, _) => write!(f, ", killed at {}", whole_seconds(*kill_at)),
+            (WaitReason::BackOff { .. }, Some(until)) => {
+                write!(f, ", next try at {}", whole_seconds(until))
+            }
+            (WaitReason::Starting { deadline, .. }, _) => {
+                write!(f, ", until {}", whole_seconds(*deadline))
+            }
+            (WaitReason::Stopping { kill_at, .. }, _) => {
+                write!(f, ", killed at {}", whole_seconds(*kill_at))
+            }
             _ => Ok(()),
         }
     }
@@ -282,7 +288,12 @@ impl Step {
     pub fn is_change(&self) -> bool {
         match &self.action {
             Some(Action::Probe { .. }) | None => self.record.is_some(),
-            Some(Action::Prepare(_) | Action::Release { .. } | Action::Resolve { .. } | Action::Signal { .. }) => true,
+            Some(
+                Action::Prepare(_)
+                | Action::Release { .. }
+                | Action::Resolve { .. }
+                | Action::Signal { .. },
+            ) => true,
         }
     }
 }
@@ -290,7 +301,12 @@ impl Step {
 /// One line per instance: a sign, the instance, the verb, and why.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.steps.keys().map(|name| name.to_string().len()).max().unwrap_or(0);
+        let width = self
+            .steps
+            .keys()
+            .map(|name| name.to_string().len())
+            .max()
+            .unwrap_or(0);
         for (name, step) in &self.steps {
             writeln!(f, "{}", Line { name, step, width })?;
         }
@@ -316,23 +332,55 @@ impl fmt::Display for Line<'_> {
         };
         match (&step.action, &step.record, &step.wait) {
             (Some(Action::Prepare(order)), _, _) => {
-                let mut text = order.port.map(|port| format!("port {port}")).unwrap_or_default();
+                let mut text = order
+                    .port
+                    .map(|port| format!("port {port}"))
+                    .unwrap_or_default();
                 let launch = written.and_then(|record| record.launch.as_ref());
-                let devices: Vec<_> =
-                    launch.iter().flat_map(|launch| &launch.lease.devices).map(|device| device.id.as_str()).collect();
+                let devices: Vec<_> = launch
+                    .iter()
+                    .flat_map(|launch| &launch.lease.devices)
+                    .map(|device| device.id.as_str())
+                    .collect();
                 if !devices.is_empty() {
-                    text.push_str(if text.is_empty() { "devices " } else { ", devices " });
+                    text.push_str(if text.is_empty() {
+                        "devices "
+                    } else {
+                        ", devices "
+                    });
                     text.push_str(&devices.join(" "));
                 }
                 line('+', "launch", &text)
             }
             (Some(Action::Release { .. }), _, _) => line('+', "release", &"the gate"),
             (Some(Action::Resolve { .. }), _, _) => line('?', "resolve", &"an earlier launch"),
-            (Some(Action::Signal { signal: SignalKind::Kill, reason, .. }), _, _) => line('-', "kill", reason),
-            (Some(Action::Signal { signal: SignalKind::Term, reason: reason @ StopReason::SpecChanged { .. }, .. }), _, _) => {
-                line('~', "restart", reason)
-            }
-            (Some(Action::Signal { signal: SignalKind::Term, reason, .. }), _, _) => line('-', "stop", reason),
+            (
+                Some(Action::Signal {
+                    signal: SignalKind::Kill,
+                    reason,
+                    ..
+                }),
+                _,
+                _,
+            ) => line('-', "kill", reason),
+            (
+                Some(Action::Signal {
+                    signal: SignalKind::Term,
+                    reason: reason @ StopReason::SpecChanged { .. },
+                    ..
+                }),
+                _,
+                _,
+            ) => line('~', "restart", reason),
+            (
+                Some(Action::Signal {
+                    signal: SignalKind::Term,
+                    reason,
+                    ..
+                }),
+                _,
+                _,
+            ) => line('-', "stop", reason),
             (_, Some(RecordChange::Forget), _) => line('-', "forget", &"nothing of it is left"),
             (_, Some(RecordChange::Write(_)), Some(wait)) => line('~', "update", wait),
             (_, Some(RecordChange::Write(_)), None) => line('~', "update", &""),

@@ -11,7 +11,9 @@ use crate::spec::Backoff;
 pub fn not_before(history: &History, backoff: &Backoff, now: Timestamp) -> Timestamp {
     match &history.last {
         // An ending in the future means that the clock was set back: waiting for it could take for ever.
-        Some(last) if last.cause.is_failure() && last.at <= now => last.at + delay(last, history.failures, backoff),
+        Some(last) if last.cause.is_failure() && last.at <= now => {
+            last.at + delay(last, history.failures, backoff)
+        }
         Some(_) | None => now,
     }
 }
@@ -57,16 +59,28 @@ mod tests {
                 },
             }),
         };
-        not_before(&history, backoff, at).duration_since(at).unsigned_abs()
+        not_before(&history, backoff, at)
+            .duration_since(at)
+            .unsigned_abs()
     }
 
     #[test]
     fn the_first_relaunch_is_immediate_and_the_following_ones_double_to_the_limit() {
         let backoff = Backoff::default();
         assert_eq!(waits(1, &backoff), Duration::ZERO);
-        for (failures, seconds) in [(2, 1.0), (3, 2.0), (4, 4.0), (10, 256.0), (11, 300.0), (u32::MAX, 300.0)] {
+        for (failures, seconds) in [
+            (2, 1.0),
+            (3, 2.0),
+            (4, 4.0),
+            (10, 256.0),
+            (11, 300.0),
+            (u32::MAX, 300.0),
+        ] {
             let wait = waits(failures, &backoff).as_secs_f64();
-            assert!((seconds * 0.9..=seconds * 1.1).contains(&wait), "{failures}: {wait}");
+            assert!(
+                (seconds * 0.9..=seconds * 1.1).contains(&wait),
+                "{failures}: {wait}"
+            );
         }
     }
 

@@ -71,7 +71,11 @@ const STARTUP_PROBE_FLOOR: Duration = Duration::from_millis(50);
 
 impl Probe {
     /// The probe of the manifest, its gaps filled from the engine. None where nothing says how to ask.
-    fn of(written: Option<&ManifestProbe>, spec: &InstanceSpec, period_seconds: u32) -> Option<Self> {
+    fn of(
+        written: Option<&ManifestProbe>,
+        spec: &InstanceSpec,
+        period_seconds: u32,
+    ) -> Option<Self> {
         let standard = ManifestProbe::default();
         let ManifestProbe {
             http_get,
@@ -84,15 +88,20 @@ impl Probe {
         } = written.unwrap_or(&standard);
         let method = match (http_get, tcp_socket) {
             (Some(get), _) => ProbeMethod::HttpGet {
-                path: get.path.clone().unwrap_or_else(|| match engine::default_probe(spec) {
-                    Some(ProbeMethod::HttpGet { path }) => path,
-                    Some(ProbeMethod::TcpConnect) | None => "/".to_owned(),
-                }),
+                path: get
+                    .path
+                    .clone()
+                    .unwrap_or_else(|| match engine::default_probe(spec) {
+                        Some(ProbeMethod::HttpGet { path }) => path,
+                        Some(ProbeMethod::TcpConnect) | None => "/".to_owned(),
+                    }),
             },
             (None, Some(_)) => ProbeMethod::TcpConnect,
             (None, None) => engine::default_probe(spec)?,
         };
-        let seconds = |written: Option<u32>, standard: u32| Duration::from_secs(written.unwrap_or(standard).max(1).into());
+        let seconds = |written: Option<u32>, standard: u32| {
+            Duration::from_secs(written.unwrap_or(standard).max(1).into())
+        };
         Some(Self {
             method,
             initial_delay: Duration::from_secs(initial_delay_seconds.unwrap_or(0).into()),
@@ -123,14 +132,26 @@ pub fn startup_deadline(spec: &InstanceSpec, settings: &Settings) -> Duration {
 }
 
 /// Judges an instance whose leader is alive.
-pub fn judge(spec: &InstanceSpec, launch: &Launch, health: &Health, settings: &Settings, now: Timestamp) -> Checkup {
+pub fn judge(
+    spec: &InstanceSpec,
+    launch: &Launch,
+    health: &Health,
+    settings: &Settings,
+    now: Timestamp,
+) -> Checkup {
     match launch.ready_at {
         None => judge_start(spec, launch, health, settings, now),
         Some(ready_at) => judge_running(spec, launch, health, ready_at, now),
     }
 }
 
-fn judge_start(spec: &InstanceSpec, launch: &Launch, health: &Health, settings: &Settings, now: Timestamp) -> Checkup {
+fn judge_start(
+    spec: &InstanceSpec,
+    launch: &Launch,
+    health: &Health,
+    settings: &Settings,
+    now: Timestamp,
+) -> Checkup {
     let started_at = launch.started_at.unwrap_or(launch.reserved_at);
     let deadline = started_at + startup_deadline(spec, settings);
     let startup = Probe::of(spec.startup_probe.as_ref(), spec, STARTUP_PERIOD_SECONDS);
@@ -152,7 +173,10 @@ fn judge_start(spec: &InstanceSpec, launch: &Launch, health: &Health, settings: 
         return quiet(Verdict::FirstReady);
     }
     let tries_are_over = purpose == ProbePurpose::Startup
-        && spec.startup_probe.as_ref().is_some_and(|written| written.failure_threshold.is_some())
+        && spec
+            .startup_probe
+            .as_ref()
+            .is_some_and(|written| written.failure_threshold.is_some())
         && count.failures >= probe.failure_threshold;
     if now >= deadline || tries_are_over {
         return quiet(Verdict::Stop(StopReason::StartupTimeout {
@@ -173,10 +197,23 @@ fn judge_start(spec: &InstanceSpec, launch: &Launch, health: &Health, settings: 
         deadline,
         last_probe: count.last_text(),
     };
-    ask_when_due(verdict, &[(due, purpose, &probe)], launch, health, now, Some(deadline))
+    ask_when_due(
+        verdict,
+        &[(due, purpose, &probe)],
+        launch,
+        health,
+        now,
+        Some(deadline),
+    )
 }
 
-fn judge_running(spec: &InstanceSpec, launch: &Launch, health: &Health, ready_at: Timestamp, now: Timestamp) -> Checkup {
+fn judge_running(
+    spec: &InstanceSpec,
+    launch: &Launch,
+    health: &Health,
+    ready_at: Timestamp,
+    now: Timestamp,
+) -> Checkup {
     let liveness = Probe::of(spec.liveness_probe.as_ref(), spec, LIVENESS_PERIOD_SECONDS);
     let readiness = spec
         .readiness_probe
@@ -190,7 +227,9 @@ fn judge_running(spec: &InstanceSpec, launch: &Launch, health: &Health, ready_at
             last_probe: health.liveness.last_text(),
         }));
     }
-    let failing = [&health.readiness, &health.liveness].into_iter().find(|count| count.failures > 0);
+    let failing = [&health.readiness, &health.liveness]
+        .into_iter()
+        .find(|count| count.failures > 0);
     let verdict = match failing {
         Some(count) => Verdict::NotReady {
             last_probe: count.last_text(),
@@ -201,14 +240,20 @@ fn judge_running(spec: &InstanceSpec, launch: &Launch, health: &Health, ready_at
         Some((at, _)) if *at >= ready_at => *at + probe.period,
         // Spread over the period, counted from when this controller first saw it: a thousand adopted instances are not
         // asked in one moment.
-        Some(_) | None => health.since.unwrap_or(ready_at).max(ready_at) + phase(launch.id, probe.period),
+        Some(_) | None => {
+            health.since.unwrap_or(ready_at).max(ready_at) + phase(launch.id, probe.period)
+        }
     };
     let mut questions = Vec::with_capacity(2);
     if let Some(probe) = &liveness {
         questions.push((due(&health.liveness, probe), ProbePurpose::Liveness, probe));
     }
     if let Some(probe) = &readiness {
-        questions.push((due(&health.readiness, probe), ProbePurpose::Readiness, probe));
+        questions.push((
+            due(&health.readiness, probe),
+            ProbePurpose::Readiness,
+            probe,
+        ));
     }
     ask_when_due(verdict, &questions, launch, health, now, None)
 }
@@ -235,7 +280,9 @@ fn ask_when_due(
         .filter(|(due, _, _)| !health.in_flight && *due <= now)
         .and_then(|(_, purpose, probe)| probe.request(*purpose, launch));
     // A probe under way wakes the loop when it ends.
-    let next = first.map(|(due, _, _)| *due).filter(|due| !health.in_flight && *due > now);
+    let next = first
+        .map(|(due, _, _)| *due)
+        .filter(|due| !health.in_flight && *due > now);
     Checkup {
         verdict,
         probe,
