@@ -10,4 +10,15 @@ pub mod order;
 pub mod record;
 pub mod spec;
 
+pub mod store;
+
 pub mod launch;
+
+pub mod clock;
+
+pub mod procfs;
+
+pub mod files;
+
+#[cfg(test)]
+pub mod testing;
