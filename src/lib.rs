@@ -14,6 +14,10 @@ pub mod store;
 
 pub mod launch;
 
+pub mod journal;
+
+pub mod devices;
+
 pub mod clock;
 
 pub mod procfs;
