@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
@@ -71,6 +71,24 @@ pub enum JournalError {
         #[source]
         source: serde_json::Error,
     },
+}
+
+impl JournalError {
+    /// What a person can do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Read { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                Some("ask as the user whom evenkeel runs as")
+            }
+            Self::Read { .. } => {
+                Some("should it be no regular file, remove it: only past events are in it")
+            }
+            Self::Write { .. } => {
+                Some("make room there and make it writable; everything else goes on")
+            }
+            Self::Encode { .. } => None,
+        }
+    }
 }
 
 /// An event and how often it happened.
@@ -319,12 +337,20 @@ fn fold(text: &[u8]) -> (Fold, usize) {
     (fold, skipped)
 }
 
-/// When the journal was last written to, and how long it is: what changes when an event is added.
-pub fn version(state: &Path) -> Option<(u64, u64, Option<std::time::SystemTime>)> {
-    use std::os::unix::fs::MetadataExt as _;
+/// What changes whenever the journal is written to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stamp {
+    inode: u64,
+    length: u64,
+}
 
+/// The journal's stamp; none while there is no journal. A rewrite makes another file, and an append a longer one.
+pub fn stamp(state: &Path) -> Option<Stamp> {
     let metadata = fs::metadata(path(state)).ok()?;
-    Some((metadata.ino(), metadata.len(), metadata.modified().ok()))
+    Some(Stamp {
+        inode: metadata.ino(),
+        length: metadata.len(),
+    })
 }
 
 #[cfg(test)]

@@ -24,5 +24,7 @@ pub mod procfs;
 
 pub mod files;
 
+pub mod cli;
+
 #[cfg(test)]
 pub mod testing;
