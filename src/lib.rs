@@ -1,28 +1,42 @@
 //! evenkeel
 
-pub mod desired;
-pub mod event;
-pub mod failure;
-pub mod manifest;
 pub mod names;
-pub mod observed;
-pub mod order;
-pub mod record;
+
+pub mod manifest;
+
 pub mod spec;
+
+pub mod failure;
+
+pub mod event;
+
+pub mod record;
+
+pub mod desired;
+
+pub mod observed;
+
+pub mod order;
+
+pub mod engine;
+
+pub mod plan;
 
 pub mod store;
 
 pub mod launch;
 
-pub mod journal;
-
 pub mod devices;
+
+pub mod journal;
 
 pub mod clock;
 
 pub mod procfs;
 
 pub mod files;
+
+pub mod echo;
 
 pub mod cli;
 

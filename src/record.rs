@@ -160,6 +160,8 @@ pub enum StopReason {
     },
     /// Its leader ended and others of it live on.
     LeaderGone,
+    /// The launch failed half-way, and something of it may be left.
+    LaunchFailed(LaunchFailure),
     /// Everything is being stopped.
     Shutdown,
 }
@@ -185,6 +187,7 @@ impl std::fmt::Display for StopReason {
                 )
             }
             Self::LeaderGone => f.write_str("its main process ended and others of it live on"),
+            Self::LaunchFailed(failure) => failure.fmt(f),
             Self::Shutdown => f.write_str("everything is being stopped"),
         }
     }

@@ -318,6 +318,7 @@ pub fn stop_reason() -> impl Strategy<Value = StopReason> {
             failures,
             last_probe
         }),
+        failure().boxed().prop_map(StopReason::LaunchFailed),
         Just(StopReason::LeaderGone),
         Just(StopReason::Shutdown),
     ]
