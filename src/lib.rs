@@ -22,6 +22,23 @@ pub mod engine;
 
 pub mod plan;
 
+pub mod store;
+
 pub mod launch;
 
+pub mod devices;
+
+pub mod journal;
+
+pub mod clock;
+
+pub mod procfs;
+
+pub mod files;
+
 pub mod echo;
+
+pub mod cli;
+
+#[cfg(test)]
+pub mod testing;

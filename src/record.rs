@@ -135,7 +135,7 @@ pub struct Stop {
 
 /// Why a launch shall end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum StopReason {
     /// The manifest changed in fields that need a relaunch.
     SpecChanged {
@@ -219,7 +219,7 @@ pub struct Ending {
 
 /// How a launch ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Cause {
     /// Before it was ready.
     Failed(LaunchFailure),
