@@ -125,9 +125,9 @@ pub fn plan(inputs: Inputs<'_>) -> Plan {
 }
 
 /// Wanted instances that have no record yet. While the folder cannot be read, nothing is launched anew.
-fn wanted_without_record<'a>(
-    inputs: Inputs<'a>,
-) -> impl Iterator<Item = (InstanceName, &'a Deployment)> {
+fn wanted_without_record(
+    inputs: Inputs<'_>,
+) -> impl Iterator<Item = (InstanceName, &Deployment)> {
     let reconcile = inputs.settings.intent == Intent::Reconcile;
     inputs
         .desired
