@@ -11,3 +11,5 @@ pub mod record;
 pub mod spec;
 
 pub mod launch;
+
+pub mod source;
