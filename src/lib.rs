@@ -13,3 +13,5 @@ pub mod spec;
 pub mod launch;
 
 pub mod source;
+
+pub mod cli;

@@ -7,13 +7,14 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use annotate_snippets::{AnnotationKind, Level, Origin, Renderer, Snippet};
+use schemars::generate::SchemaSettings;
 use serde_json::Value;
 
-use super::outline::Node;
+use super::outline::{Node, Shape};
 use super::text::Lines;
 use crate::desired::{Problem, ProblemKind};
 use crate::manifest::Manifest;
-use crate::names::DeploymentName;
+use crate::names::{DeploymentName, Port};
 
 /// The longest message in characters: two terminal lines and a half; values may be much longer.
 const MESSAGE_LIMIT: usize = 240;
@@ -120,7 +121,8 @@ pub(super) fn problem(
 
 fn report(file: &Path, place: Option<&Place>, path: Option<&str>, message: &str, hint: Option<&str>) -> String {
     let file = clean(&file.display().to_string());
-    let title = Level::ERROR.primary_title(message);
+    let title = path.map_or_else(|| message.to_owned(), |path| format!("{path}: {message}"));
+    let title = Level::ERROR.primary_title(title);
     let mut group = match place {
         None => title.element(Origin::path(file)),
         Some(place) => {
@@ -131,13 +133,14 @@ fn report(file: &Path, place: Option<&Place>, path: Option<&str>, message: &str,
             title.element(origin).element(snippet)
         }
     };
-    if let Some(path) = path {
-        group = group.element(Level::NOTE.message(format!("at {path}")));
-    }
     if let Some(hint) = hint {
         group = group.element(Level::HELP.message(hint));
     }
-    Renderer::plain().render(&[group])
+    // The renderer takes the origin and the line for two pieces and puts `:::` between them. They are one: the origin
+    // stands by itself only because of a long line, whose column the renderer would count wrong.
+    let rendered = Renderer::plain().render(&[group]);
+    let lines: Vec<&str> = rendered.lines().filter(|line| line.trim() != ":::").collect();
+    lines.join("\n")
 }
 
 /// A text for one line: bounded, without control characters.
@@ -160,32 +163,58 @@ pub(super) fn clean(text: &str) -> String {
 /// What the parser found wrong with the YAML itself.
 pub(super) fn syntax(lines: &Lines<'_>, error: &serde_yaml::Error) -> Finding {
     let text = error.to_string();
-    // The positions are told by the place; what follows is where the parser was when it noticed.
+    // `what is wrong at line 4 column 1, while parsing a list at line 3 column 9`
     let said = text.split(" at line ").next().unwrap_or(&text);
     let said = said.split(" at position ").next().unwrap_or(said);
-    let place = error.location().map(|at| Place::new(lines, at.line(), at.column()));
+    let mut place = error.location().map(|at| Place::new(lines, at.line(), at.column()));
     let begins_with = |wanted: char| {
         let shown = place.as_ref().map(|place| &place.shown[place.caret.start..]);
         shown.is_some_and(|rest| rest.starts_with(wanted))
     };
     let (message, hint) = match said {
+        "found character that cannot start any token" if begins_with('\t') => {
+            ("there is a tab where YAML wants spaces", Some("indent with spaces"))
+        }
+        _ => explain(said),
+    };
+    // What is not closed is noticed at the end of the file and mended where it begins.
+    if message.contains("begins here")
+        && let Some((line, column)) = context_of(&text)
+    {
+        place = Some(Place::new(lines, line, column));
+    }
+    Finding {
+        place,
+        path: None,
+        message: message.to_owned(),
+        hint: hint.map(str::to_owned),
+    }
+}
+
+/// The line and column of what the parser was in when it noticed.
+fn context_of(text: &str) -> Option<(usize, usize)> {
+    let (_, context) = text.rsplit_once(", while ")?;
+    let (_, at) = context.rsplit_once(" at line ")?;
+    let (line, column) = at.split_once(" column ")?;
+    Some((line.parse().ok()?, column.parse().ok()?))
+}
+
+/// The parser's words in ours.
+fn explain(said: &str) -> (&str, Option<&'static str>) {
+    match said {
         "recursion limit exceeded" => ("is nested too deeply", Some("128 levels are the most")),
         "repetition limit exceeded" => ("its aliases repeat too much", Some("write it out")),
         "mapping values are not allowed in this context" => (
             "there is a `:` where no value can begin",
             Some("quote a text that holds `: `, and indent the keys of one mapping alike"),
         ),
-        "found character that cannot start any token" if begins_with('\t') => {
-            ("there is a tab where YAML wants spaces", Some("indent with spaces"))
-        }
         "found a tab character where an indentation space is expected"
         | "found a tab character that violates indentation" => {
             ("there is a tab where YAML wants spaces", Some("indent with spaces"))
         }
-        "found character that cannot start any token" => (
-            "no value can begin with this character",
-            Some("quote the text"),
-        ),
+        "found character that cannot start any token" => {
+            ("no value can begin with this character", Some("quote the text"))
+        }
         "did not find expected key" => (
             "there is no key where one should be",
             Some("indent the keys of one mapping alike; quote a text that goes on behind a closing quote"),
@@ -195,23 +224,26 @@ pub(super) fn syntax(lines: &Lines<'_>, error: &serde_yaml::Error) -> Finding {
             Some("indent the items of one list alike"),
         ),
         "could not find expected ':'" => (
-            "there is no `:` behind this key",
+            "the key that begins here has no `:`",
             Some("write `key: value`, with a space behind the colon"),
         ),
-        "did not find expected ',' or ']'" => ("the list's `]` is missing", None),
-        "did not find expected ',' or '}'" => ("the mapping's `}` is missing", None),
-        "found unexpected end of stream" => ("the closing quote is missing", None),
+        "did not find expected ',' or ']'" => (
+            "the list that begins here has no `]`, or no `,` between two items",
+            None,
+        ),
+        "did not find expected ',' or '}'" => (
+            "the mapping that begins here has no `}`, or no `,` between two entries",
+            None,
+        ),
+        "found unexpected end of stream" => ("the text that begins here has no closing quote", None),
         "unknown anchor" => (
             "no anchor of this name stands before",
-            Some("an alias `*name` needs an anchor `&name` in the same document; quote a text that begins with `*`"),
+            Some(
+                "an alias `*name` needs an anchor `&name` in the same document; quote a text that begins with `*`",
+            ),
         ),
-        other => (other, None),
-    };
-    Finding {
-        place,
-        path: None,
-        message: message.to_owned(),
-        hint: hint.map(str::to_owned),
+        _ if said.ends_with("expected a text as key") => ("a key can only be a text", None),
+        _ => (said, None),
     }
 }
 
@@ -245,13 +277,11 @@ pub(super) fn typed(lines: &Lines<'_>, outline: &Node, error: &serde_yaml::Error
         } else {
             format!("unknown value `{value}`")
         };
-        let one_of = match known.as_slice() {
-            [only] => format!("it can only be `{only}`"),
-            _ => format!("it is one of {}", listed(&known)),
-        };
-        let hint = match nearest(value, known.iter().copied()) {
-            Some(meant) => format!("did you mean `{meant}`? {one_of}"),
-            None => one_of,
+        let hint = match (nearest(value, known.iter().copied()), known.as_slice()) {
+            (Some(meant), [_]) => format!("did you mean `{meant}`?"),
+            (Some(meant), _) => format!("did you mean `{meant}`? known are {}", listed(&known)),
+            (None, [only]) => format!("only `{only}` is known"),
+            (None, _) => format!("known are {}", listed(&known)),
         };
         return (finding(path, message, Some(hint)), Some(path.to_owned()));
     }
@@ -268,7 +298,28 @@ pub(super) fn typed(lines: &Lines<'_>, outline: &Node, error: &serde_yaml::Error
         let message = format!("expected {}, found {}", wanted(expected), given(found));
         return (finding(path, message, type_hint(found, expected)), Some(path.to_owned()));
     }
-    (finding(path, said.to_owned(), None), Some(path.to_owned()))
+    // The types of names and ports refuse a text after the parser gave it away, so it tells their parent's place.
+    let at = outline.at(path).and_then(|parent| refused_child(parent, said));
+    let path = at.map_or_else(|| path.to_owned(), |child| join(path, child));
+    (finding(&path, said.to_owned(), None), Some(path))
+}
+
+/// The key of the value that was refused with these words.
+fn refused_child<'n>(parent: &'n Node, said: &str) -> Option<&'n str> {
+    let Shape::Mapping(entries) = &parent.shape else {
+        return None;
+    };
+    let refused = |text: &str| {
+        let name = text.parse::<DeploymentName>().err();
+        let port = text.parse::<u16>().ok().and_then(|number| Port::try_from(number).err());
+        name.is_some_and(|error| error.to_string() == said) || port.is_some_and(|error| error.to_string() == said)
+    };
+    let child = entries.iter().find(|entry| match &entry.value.shape {
+        Shape::Scalar(text) => text.as_deref().is_none_or(refused),
+        Shape::Null => refused(""),
+        Shape::Sequence(_) | Shape::Mapping(_) => false,
+    });
+    child.map(|entry| entry.key.as_str())
 }
 
 /// The quoted word behind a beginning, and what follows it.
@@ -316,16 +367,21 @@ fn unknown_field(path: &str, field: &str, expected: &[&str]) -> Option<String> {
 fn home_of(path: &str, field: &str) -> Option<String> {
     static PATHS: LazyLock<Vec<(String, String)>> = LazyLock::new(|| {
         let mut paths = Vec::new();
-        collect_fields(&schemars::schema_for!(Manifest).to_value(), "", &mut paths);
+        let settings = SchemaSettings::default().with(|settings| settings.inline_subschemas = true);
+        let schema = settings.into_generator().into_root_schema_for::<Manifest>();
+        collect_fields(&schema.to_value(), "", &mut paths);
         paths
     });
     let mut homes = PATHS.iter().filter(|(_, name)| name == field).map(|(home, _)| home.as_str());
     let home = homes.next()?;
     // `path`, `name` or `value` are in several places: no telling which was meant.
-    let home_name = if home.is_empty() { "the top level" } else { home };
-    (homes.next().is_none() && home != path).then(|| {
-        let home = if home.is_empty() { home_name.to_owned() } else { format!("`{home_name}`") };
-        format!("`{field}` belongs in {home}")
+    if homes.next().is_some() || home == path {
+        return None;
+    }
+    Some(if home.is_empty() {
+        format!("`{field}` belongs in the top level")
+    } else {
+        format!("`{field}` belongs in `{home}`")
     })
 }
 

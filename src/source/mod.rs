@@ -13,5 +13,13 @@ mod diagnose;
 
 mod read;
 
+mod folder;
+
+mod ledger;
+
+mod scan;
+
 pub use diagnose::Place;
 pub use read::{Ignored, Manifests, read_manifests, words_of};
+pub use folder::{Depth, FolderError, WorldWritable, check_folder};
+pub use scan::{Scan, ScanOptions, Scanner};

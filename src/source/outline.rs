@@ -9,12 +9,12 @@
 use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
 
-use serde::de::{self, DeserializeSeed, Deserializer, EnumAccess, IgnoredAny, MapAccess, SeqAccess};
+use serde::de::{self, DeserializeSeed, EnumAccess, IgnoredAny, MapAccess, SeqAccess};
 use serde::de::{VariantAccess, Visitor};
-use serde_yaml::{Error, Location};
+use serde_yaml::{Deserializer, Error, Location};
 
-/// The most keys and values of a file once aliases are followed: twice what 1 MiB of ordinary YAML holds.
-const NODE_LIMIT: usize = 100_000;
+/// The most keys and values of a file once aliases are followed: nearly twice what 1 MiB of small manifests holds.
+const NODE_LIMIT: usize = 200_000;
 
 /// The most text of a file in bytes once aliases are followed: aliases may quadruple the largest file.
 const TEXT_LIMIT: usize = 4 << 20;
@@ -62,6 +62,15 @@ impl Node {
             Shape::Mapping(entries) => entries.iter().find(|entry| entry.key == key),
             Shape::Null | Shape::Scalar(_) | Shape::Sequence(_) => None,
         }
+    }
+
+    /// The value at a path such as `spec.env[0]`.
+    pub(super) fn at(&self, path: &str) -> Option<&Self> {
+        steps(path).try_fold(self, |node, step| match (step, &node.shape) {
+            (Step::Key(name), _) => node.get(name).map(|entry| &entry.value),
+            (Step::Index(n), Shape::Sequence(items)) => items.get(n),
+            (Step::Index(_), _) => None,
+        })
     }
 
     /// Its text, if it has a short one.
@@ -185,6 +194,15 @@ pub(super) struct Walk {
     nodes_left: usize,
     text_left: usize,
     stop_at: Option<usize>,
+    stopped: Option<Stop>,
+}
+
+/// Why a walk stopped by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    Found,
+    TooManyNodes,
+    TooMuchText,
 }
 
 impl Walk {
@@ -195,44 +213,54 @@ impl Walk {
             nodes_left: NODE_LIMIT,
             text_left: TEXT_LIMIT,
             stop_at: None,
+            stopped: None,
         }
     }
 
     /// The shape of the next document.
-    pub(super) fn outline(&mut self, document: serde_yaml::Deserializer<'_>) -> Result<Node, Error> {
+    pub(super) fn outline(&mut self, document: Deserializer<'_>) -> Result<Node, Error> {
         self.next = 0;
         NodeSeed(self).deserialize(document)
+    }
+
+    /// What was too much, where that is why the walk failed.
+    pub(super) fn excess(&self) -> Option<String> {
+        match self.stopped? {
+            Stop::Found => None,
+            Stop::TooManyNodes => Some(format!("has more than {NODE_LIMIT} values once its aliases are followed")),
+            Stop::TooMuchText => {
+                let limit = TEXT_LIMIT >> 20;
+                Some(format!("has more than {limit} MiB of text once its aliases are followed"))
+            }
+        }
     }
 
     /// Counts a key or value, and fails at the one that is looked for.
     fn number<E: de::Error>(&mut self, text: usize) -> Result<usize, E> {
         let number = self.next;
-        if self.stop_at == Some(number) {
-            return Err(E::custom("here"));
-        }
-        let Some(nodes_left) = self.nodes_left.checked_sub(1) else {
-            return Err(E::custom(format!(
-                "has more than {NODE_LIMIT} values once its aliases are followed"
-            )));
+        let stop = match (self.nodes_left.checked_sub(1), self.text_left.checked_sub(text)) {
+            _ if self.stop_at == Some(number) => Stop::Found,
+            (Some(nodes_left), Some(text_left)) => {
+                (self.next, self.nodes_left, self.text_left) = (number + 1, nodes_left, text_left);
+                return Ok(number);
+            }
+            (None, _) => Stop::TooManyNodes,
+            (_, None) => Stop::TooMuchText,
         };
-        let Some(text_left) = self.text_left.checked_sub(text) else {
-            return Err(E::custom(format!(
-                "has more than {} MiB of text once its aliases are followed",
-                TEXT_LIMIT >> 20
-            )));
-        };
-        (self.next, self.nodes_left, self.text_left) = (number + 1, nodes_left, text_left);
-        Ok(number)
+        self.stopped = Some(stop);
+        // The parser adds the place; what was the matter is told by `stopped`.
+        Err(E::custom(""))
     }
 }
 
 /// Where the key or value with a number stands in a document.
-pub(super) fn locate(document: serde_yaml::Deserializer<'_>, number: usize) -> Option<Location> {
+pub(super) fn locate(document: Deserializer<'_>, number: usize) -> Option<Location> {
     let mut walk = Walk {
         stop_at: Some(number),
         ..Walk::new()
     };
-    NodeSeed(&mut walk).deserialize(document).err()?.location()
+    let error = NodeSeed(&mut walk).deserialize(document).err()?;
+    (walk.stopped == Some(Stop::Found)).then(|| error.location())?
 }
 
 struct NodeSeed<'w>(&'w mut Walk);
@@ -240,7 +268,7 @@ struct NodeSeed<'w>(&'w mut Walk);
 impl<'de> DeserializeSeed<'de> for NodeSeed<'_> {
     type Value = Node;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Node, D::Error> {
+    fn deserialize<D: de::Deserializer<'de>>(self, deserializer: D) -> Result<Node, D::Error> {
         deserializer.deserialize_any(NodeVisitor(self.0))
     }
 }
@@ -348,7 +376,7 @@ struct KeySeed<'w>(&'w mut Walk);
 impl<'de> DeserializeSeed<'de> for KeySeed<'_> {
     type Value = (usize, String);
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+    fn deserialize<D: de::Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_str(self)
     }
 }
@@ -370,12 +398,18 @@ mod tests {
     use super::*;
 
     fn outline(text: &str) -> Result<Node, Error> {
-        Walk::new().outline(serde_yaml::Deserializer::from_str(text))
+        Walk::new().outline(Deserializer::from_str(text))
+    }
+
+    fn excess(text: &str) -> String {
+        let mut walk = Walk::new();
+        walk.outline(Deserializer::from_str(text)).unwrap_err();
+        walk.excess().unwrap()
     }
 
     fn place(text: &str, path: &str) -> (usize, usize) {
         let number = outline(text).unwrap().number_at(path);
-        let at = locate(serde_yaml::Deserializer::from_str(text), number).unwrap();
+        let at = locate(Deserializer::from_str(text), number).unwrap();
         (at.line(), at.column())
     }
 
@@ -413,10 +447,10 @@ mod tests {
         assert!(matches!(&same.get("b").unwrap().value.shape, Shape::Sequence(items) if items.len() == 2));
 
         let wide = format!("a: &a [{}]\nb: [{}]\n", "x,".repeat(1000), "*a,".repeat(1000));
-        assert!(outline(&wide).unwrap_err().to_string().contains("aliases"));
+        assert!(excess(&wide).contains("values"));
 
         let long = format!("a: &a '{}'\nb: [{}]\n", "x".repeat(100_000), "*a,".repeat(1000));
-        assert!(outline(&long).unwrap_err().to_string().contains("MiB of text"));
+        assert!(excess(&long).contains("MiB of text"));
 
         assert!(outline("&a [*a, *a]").is_err());
         assert!(outline("a: *nowhere").is_err());

@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use serde::Deserialize;
+use serde_yaml::Deserializer;
 
 use super::diagnose::{self, Finding, Place};
 use super::outline::{self, Node, Shape, Walk};
@@ -113,6 +114,8 @@ struct Complaint {
     path: Option<String>,
     message: String,
     hint: Option<String>,
+    /// The place, where it is known better than by number.
+    place: Option<Place>,
 }
 
 fn read(file: &Path, bytes: &[u8]) -> Result<Manifests, Vec<Problem>> {
@@ -132,53 +135,50 @@ fn read(file: &Path, bytes: &[u8]) -> Result<Manifests, Vec<Problem>> {
     };
     let lines = Lines::of(text);
     let (documents, broken) = outlines(text, &lines);
-    let mut reading = Reading {
-        file,
-        text,
-        lines,
-        problems: Vec::new(),
-    };
+    let mut complaints: Vec<(&Document, Complaint)> = Vec::new();
     let mut manifests = Manifests::default();
-    let mut ours = BTreeMap::new();
     for document in &documents {
         match &document.standing {
             Standing::Empty => {}
-            Standing::Ours => {
-                for (path, number) in document.outline.doubled_keys() {
-                    reading.complain(document, Complaint {
-                        number,
-                        message: format!("the key `{}` is there twice", last_step(&path)),
-                        path: Some(path),
-                        hint: Some("keep one".to_owned()),
-                    });
-                }
-                ours.insert(document.index, document);
-            }
+            Standing::Ours => complaints.extend(doubled(document).map(|complaint| (document, complaint))),
             Standing::Foreign { api_version, kind } => manifests.ignored.push(Ignored {
                 document: document.index,
                 api_version: diagnose::clean(api_version),
                 kind: kind.as_deref().map(diagnose::clean),
             }),
-            Standing::Wrong(complaint) => reading.complain(document, complaint.clone()),
+            Standing::Wrong(complaint) => complaints.push((document, complaint.clone())),
+        }
+        if complaints.len() >= PROBLEM_LIMIT {
+            break;
         }
     }
-    let mut names = BTreeMap::new();
-    if reading.problems.is_empty() && broken.is_none() {
-        for (index, yaml) in serde_yaml::Deserializer::from_str(text).enumerate().take(documents.len()) {
-            let Some(document) = ours.get(&index) else {
+    // Types are looked at only where the YAML is right: the first of two values under one key is no help.
+    if complaints.is_empty() && broken.is_none() {
+        for (document, yaml) in documents.iter().zip(Deserializer::from_str(text)) {
+            if !matches!(document.standing, Standing::Ours) {
                 continue;
-            };
-            if let Some(deployment) = reading.deployment(document, yaml) {
-                names.insert(index, document.outline.number_at("metadata.name"));
-                manifests.deployments.push(deployment);
+            }
+            match deployment(file, document, &lines, yaml) {
+                Ok(deployment) => manifests.deployments.push(deployment),
+                Err(found) => complaints.extend(found.into_iter().map(|complaint| (document, complaint))),
+            }
+            if complaints.len() >= PROBLEM_LIMIT {
+                break;
             }
         }
     }
-    reading.problems.extend(broken.map(|finding| diagnose::problem(file, finding, ProblemKind::Invalid, None)));
-    if !reading.problems.is_empty() {
-        return Err(reading.problems);
+    let mut problems = problems(file, &lines, complaints);
+    problems.extend(broken.map(|finding| diagnose::problem(file, finding, ProblemKind::Invalid, None)));
+    if !problems.is_empty() {
+        return Err(problems);
     }
-    manifests.places = reading.places(&names);
+    let names = documents
+        .iter()
+        .filter(|document| matches!(document.standing, Standing::Ours))
+        .map(|document| (document.index, document.outline.number_at("metadata.name")))
+        .collect();
+    let found = locate_each(text, &names);
+    manifests.places = found.values().map(|&(line, column)| Place::new(&lines, line, column)).collect();
     keep_first(file, &mut manifests);
     Ok(manifests)
 }
@@ -187,10 +187,16 @@ fn read(file: &Path, bytes: &[u8]) -> Result<Manifests, Vec<Problem>> {
 fn outlines(text: &str, lines: &Lines<'_>) -> (Vec<Document>, Option<Finding>) {
     let mut walk = Walk::new();
     let mut documents = Vec::new();
-    for (index, yaml) in serde_yaml::Deserializer::from_str(text).enumerate() {
+    for (index, yaml) in Deserializer::from_str(text).enumerate() {
         match walk.outline(yaml) {
             // What follows a syntax error means nothing, and the parser would repeat the error for ever.
-            Err(error) => return (documents, Some(diagnose::syntax(lines, &error))),
+            Err(error) => {
+                let mut finding = diagnose::syntax(lines, &error);
+                if let Some(excess) = walk.excess() {
+                    (finding.message, finding.hint) = (excess, Some("split the file".to_owned()));
+                }
+                return (documents, Some(finding));
+            }
             Ok(outline) => documents.push(Document {
                 index,
                 standing: standing(&outline),
@@ -209,6 +215,7 @@ fn standing(outline: &Node) -> Standing {
             path: path.map(str::to_owned),
             message: message.to_owned(),
             hint: Some(hint.to_owned()),
+            place: None,
         })
     };
     match outline.shape {
@@ -242,6 +249,7 @@ fn standing(outline: &Node) -> Standing {
             path: Some("apiVersion".to_owned()),
             message: format!("unknown group `{group}`"),
             hint: Some("did you mean `evenkeel.dev/v1alpha1`?".to_owned()),
+            place: None,
         });
     }
     if kind.is_none() {
@@ -258,92 +266,90 @@ fn last_step(path: &str) -> &str {
     path.rsplit_once('.').map_or(path, |(_, last)| last)
 }
 
-/// A file being read, and what has been found wrong with it.
-struct Reading<'f> {
-    file: &'f Path,
-    text: &'f str,
-    lines: Lines<'f>,
-    problems: Vec<Problem>,
+/// The keys that stand twice in one mapping: the parser itself would let the second silently win.
+fn doubled(document: &Document) -> impl Iterator<Item = Complaint> {
+    let doubled = document.outline.doubled_keys().into_iter();
+    doubled.take(PROBLEM_LIMIT).map(|(path, number)| Complaint {
+        number,
+        message: format!("the key `{}` is there twice", last_step(&path)),
+        path: Some(path),
+        hint: Some("keep one".to_owned()),
+        place: None,
+    })
 }
 
-impl Reading<'_> {
-    /// The deployment of a document, or problems.
-    fn deployment(&mut self, document: &Document, yaml: serde_yaml::Deserializer<'_>) -> Option<Deployment> {
-        let manifest = match Manifest::deserialize(yaml) {
-            Ok(manifest) => manifest,
-            Err(error) => {
-                let (mut finding, better) = diagnose::typed(&self.lines, &document.outline, &error);
-                if let Some(path) = better {
-                    let number = document.outline.number_at(&path);
-                    finding.place = self.place(document.index, number).or(finding.place);
-                }
-                self.push(document, finding);
-                return None;
-            }
+/// The deployment of a document, or everything that is wrong with it.
+fn deployment(
+    file: &Path,
+    document: &Document,
+    lines: &Lines<'_>,
+    yaml: Deserializer<'_>,
+) -> Result<Deployment, Vec<Complaint>> {
+    let manifest = Manifest::deserialize(yaml).map_err(|error| {
+        let (finding, better) = diagnose::typed(lines, &document.outline, &error);
+        let number = better.map(|path| document.outline.number_at(&path));
+        vec![Complaint {
+            // The parser's own place is used for keys, which it alone knows.
+            number: number.unwrap_or_default(),
+            place: finding.place.filter(|_| number.is_none()),
+            path: finding.path,
+            message: finding.message,
+            hint: finding.hint,
+        }]
+    })?;
+    let source = Source {
+        file: file.to_owned(),
+        document: document.index,
+        revision: None,
+    };
+    Deployment::from_manifest(manifest, source).map_err(|problems| {
+        let complaint = |SpecProblem { path, message, hint }| Complaint {
+            number: document.outline.number_at(&path),
+            path: Some(path),
+            message,
+            hint,
+            place: None,
         };
-        let source = Source {
-            file: self.file.to_owned(),
-            document: document.index,
-            revision: None,
-        };
-        match Deployment::from_manifest(manifest, source) {
-            Ok(deployment) => Some(deployment),
-            Err(problems) => {
-                for SpecProblem { path, message, hint } in problems {
-                    self.complain(document, Complaint {
-                        number: document.outline.number_at(&path),
-                        path: Some(path),
-                        message,
-                        hint,
-                    });
-                }
-                None
-            }
-        }
-    }
+        problems.into_iter().map(complaint).collect()
+    })
+}
 
-    fn complain(&mut self, document: &Document, complaint: Complaint) {
-        if self.problems.len() >= PROBLEM_LIMIT {
-            return;
-        }
+/// The complaints with their places.
+fn problems(file: &Path, lines: &Lines<'_>, complaints: Vec<(&Document, Complaint)>) -> Vec<Problem> {
+    // One walk over the file finds where the documents begin; then each place costs a walk over its document alone.
+    let roots = complaints.iter().map(|(document, _)| (document.index, document.outline.number)).collect();
+    let begins = locate_each(lines.from_line(1), &roots);
+    let mut problems = Vec::new();
+    for (document, complaint) in complaints.into_iter().take(PROBLEM_LIMIT) {
+        let begin = begins.get(&document.index).map_or(1, |&(line, _)| line);
+        let place = complaint.place.or_else(|| {
+            let yaml = Deserializer::from_str(lines.from_line(begin)).next()?;
+            let at = outline::locate(yaml, complaint.number)?;
+            Some(Place::new(lines, begin - 1 + at.line(), at.column()))
+        });
         let finding = Finding {
-            place: self.place(document.index, complaint.number),
+            place: place.or_else(|| Some(Place::new(lines, begin, 1))),
             path: complaint.path,
             message: complaint.message,
             hint: complaint.hint,
         };
-        self.push(document, finding);
+        let name = document.outline.at("metadata.name").and_then(|name| name.text()?.parse().ok());
+        problems.push(diagnose::problem(file, finding, ProblemKind::Invalid, name));
     }
+    problems
+}
 
-    fn push(&mut self, document: &Document, finding: Finding) {
-        if self.problems.len() < PROBLEM_LIMIT {
-            let name = document.outline.get("metadata").and_then(|metadata| metadata.value.get("name"));
-            let name = name.and_then(|name| name.value.text()?.parse().ok());
-            self.problems.push(diagnose::problem(self.file, finding, ProblemKind::Invalid, name));
-        }
-    }
-
-    fn place(&self, document: usize, number: usize) -> Option<Place> {
-        let yaml = serde_yaml::Deserializer::from_str(self.text).nth(document)?;
-        let at = outline::locate(yaml, number)?;
-        Some(Place::new(&self.lines, at.line(), at.column()))
-    }
-
-    /// The places of one key or value in each of some documents: one walk over the file, however many.
-    fn places(&self, numbers: &BTreeMap<usize, usize>) -> Vec<Place> {
-        let Some((&last, _)) = numbers.last_key_value() else {
-            return Vec::new();
-        };
-        let mut places = Vec::with_capacity(numbers.len());
-        for (index, yaml) in serde_yaml::Deserializer::from_str(self.text).enumerate().take(last + 1) {
-            if let Some(&number) = numbers.get(&index) {
-                let at = outline::locate(yaml, number);
-                let (line, column) = at.map_or((1, 1), |at| (at.line(), at.column()));
-                places.push(Place::new(&self.lines, line, column));
-            }
-        }
-        places
-    }
+/// The line and column of one key or value in each of some documents: one walk over the file, however many.
+fn locate_each(text: &str, numbers: &BTreeMap<usize, usize>) -> BTreeMap<usize, (usize, usize)> {
+    let documents = numbers.last_key_value().map_or(0, |(last, _)| last + 1);
+    Deserializer::from_str(text)
+        .enumerate()
+        .take(documents)
+        .filter_map(|(index, yaml)| {
+            let at = outline::locate(yaml, *numbers.get(&index)?);
+            Some((index, at.map_or((1, 1), |at| (at.line(), at.column()))))
+        })
+        .collect()
 }
 
 /// Of documents with one name the first keeps it.
@@ -386,7 +392,11 @@ mod tests {
 
     use super::*;
 
-    fn reports(text: &str) -> String {
+    fn reports<const N: usize>(texts: [String; N]) -> String {
+        texts.map(|text| report(&text)).join("\n\n")
+    }
+
+    fn report(text: &str) -> String {
         let problems = read_manifests(Path::new("chat.yaml"), text.as_bytes()).unwrap_err();
         let reports: Vec<_> = problems.iter().map(|problem| problem.report.as_str()).collect();
         reports.join("\n\n")
@@ -481,71 +491,85 @@ mod tests {
 
     #[test]
     fn a_typo_in_a_key_is_shown_with_what_was_meant() {
-        assert_snapshot!(reports(&manifest("  engine: vllm\n  options:\n    maxContextLenght: 32768\n")));
-        assert_snapshot!(reports(&manifest("  engine: echo\n  tensorParallel: 2\n")));
-        assert_snapshot!(reports(&manifest("  engine: echo\n").replace("metadata", "metdata")));
-        assert_snapshot!(reports(&manifest("  <<: *x\n  engine: echo\n").replace("apiV", "x-x: &x {}\napiV")));
+        assert_snapshot!(reports([
+            manifest("  engine: vllm\n  options:\n    maxContextLenght: 32768\n"),
+            manifest("  engine: echo\n  tensorParallel: 2\n"),
+            manifest("  engine: echo\n").replace("metadata", "metdata"),
+            manifest("  <<: *x\n  engine: echo\n").replace("apiV", "x-x: &x {}\napiV"),
+        ]));
     }
 
     #[test]
     fn a_wrong_word_is_shown_with_the_right_ones() {
-        assert_snapshot!(reports(&manifest("  engine: vlm\n")));
-        assert_snapshot!(reports(&manifest("  engine: echo\n  restartPolicy: sometimes\n")));
-        assert_snapshot!(reports(&manifest("  engine:\n")));
-        assert_snapshot!(reports(&manifest("  engine: echo\n").replace("v1alpha1", "v1")));
-        assert_snapshot!(reports(&manifest("  engine: echo\n").replace("evenkeel.dev", "evenkeel.io")));
+        assert_snapshot!(reports([
+            manifest("  engine: vlm\n"),
+            manifest("  engine: echo\n  restartPolicy: sometimes\n"),
+            manifest("  engine:\n"),
+            manifest("  engine: echo\n").replace("v1alpha1", "v1"),
+            manifest("  engine: echo\n").replace("evenkeel.dev", "evenkeel.io"),
+        ]));
     }
 
     #[test]
     fn a_wrong_type_is_shown_with_the_right_one() {
-        assert_snapshot!(reports(&manifest("  engine: echo\n  replicas: \"2\"\n")));
-        assert_snapshot!(reports(&manifest("  engine: echo\n  paused: yes\n")));
-        assert_snapshot!(reports(&manifest("  engine: echo\n  args: --a --b\n")));
-        assert_snapshot!(reports(&manifest("  engine: echo\n  port: 70000\n")));
-        assert_snapshot!(reports(&manifest("  engine: echo\n  port: 0\n")));
-        assert_snapshot!(reports(&manifest("  engine: {vllm: 1}\n")));
-        assert_snapshot!(reports(&manifest("  engine: echo\n").replace("name: chat", "name: Chat_1")));
-        assert_snapshot!(reports("- a\n- b\n"));
+        assert_snapshot!(reports([
+            manifest("  engine: echo\n  replicas: \"2\"\n"),
+            manifest("  engine: echo\n  paused: yes\n"),
+            manifest("  engine: echo\n  args: --a --b\n"),
+            manifest("  engine: echo\n  port: 70000\n"),
+            manifest("  engine: echo\n  port: 0\n"),
+            manifest("  engine: {vllm: 1}\n"),
+            manifest("  engine: echo\n").replace("name: chat", "name: Chat_1"),
+            "- a\n- b\n".to_owned(),
+        ]));
     }
 
     #[test]
     fn a_missing_field_is_shown_at_its_parent() {
-        assert_snapshot!(reports(&manifest("  priority: 1\n")));
-        assert_snapshot!(reports("kind: ModelDeployment\nmetadata: {name: a}\n"));
-        assert_snapshot!(reports("apiVersion: evenkeel.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: a}\n"));
-        assert_snapshot!(reports("apiVersion: evenkeel.dev/v1alpha1\nkind: ModelDeployment\nspec: {engine: echo}\n"));
+        assert_snapshot!(reports([
+            manifest("  priority: 1\n"),
+            "kind: ModelDeployment\nmetadata: {name: a}\n".to_owned(),
+            "apiVersion: evenkeel.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: a}\n".to_owned(),
+            "apiVersion: evenkeel.dev/v1alpha1\nkind: ModelDeployment\nspec: {engine: echo}\n".to_owned(),
+        ]));
     }
 
     #[test]
     fn all_that_is_wrong_with_a_spec_is_shown_at_once() {
-        assert_snapshot!(reports(&manifest(
+        assert_snapshot!(reports([
+            manifest(
             "  engine: vllm\n  workingDir: models\n  env:\n    - name: A=B\n      value: x\n    - {name: A, value: b, valueFrom: {file: /f}}\n  docker: {}\n  options: {memoryFraction: 2.0}\n"
-        )));
+        ),
+        ]));
     }
 
     #[test]
     fn what_is_no_yaml_is_shown_where_it_ends_to_be() {
-        assert_snapshot!(reports(&manifest("  engine: echo\n   priority: 1\n")));
-        assert_snapshot!(reports(&manifest("  engine: echo\n priority: 1\n")));
-        assert_snapshot!(reports(&manifest("  engine: echo\n\tpriority: 1\n")));
-        assert_snapshot!(reports(&manifest("  engine: echo\n  args: [a, b\n")));
-        assert_snapshot!(reports(&manifest("  engine: echo\n  binary: \"a\n")));
-        assert_snapshot!(reports(&manifest("  engine: echo\n  priority 1\n")));
-        assert_snapshot!(reports(&manifest("  engine: echo\n  binary: *x\n")));
-        assert_snapshot!(reports(&manifest("  engine: echo\n  binary: @x\n")));
+        assert_snapshot!(reports([
+            manifest("  engine: echo\n   priority: 1\n"),
+            manifest("  engine: echo\n priority: 1\n"),
+            manifest("  engine: echo\n\tpriority: 1\n"),
+            manifest("  engine: echo\n  args: [a, b\n"),
+            manifest("  engine: echo\n  binary: \"a\n"),
+            manifest("  engine: echo\n  priority 1\n"),
+            manifest("  engine: echo\n  binary: *x\n"),
+            manifest("  engine: echo\n  binary: @x\n"),
+        ]));
     }
 
     #[test]
     fn doubled_keys_are_errors_in_every_mapping() {
-        assert_snapshot!(reports(&manifest("  engine: echo\n  priority: 1\n  priority: 2\n")));
-        assert_snapshot!(reports(
-            &manifest("  engine: echo\n").replace("spec:", "  labels:\n    a: 1\n    \"a\": 2\nspec:")
-        ));
+        assert_snapshot!(reports([
+            manifest("  engine: echo\n  priority: 1\n  priority: 2\n"),
+            manifest("  engine: echo\n").replace("spec:", "  labels:\n    a: 1\n    \"a\": 2\nspec:"),
+        ]));
     }
 
     #[test]
     fn bytes_that_are_no_text_are_shown_too() {
-        assert_snapshot!(reports("apiVersion: a\u{0}b\n"));
+        assert_snapshot!(reports([
+            "apiVersion: a\u{0}b\n".to_owned(),
+        ]));
         let problems = read_manifests(Path::new("a.yaml"), b"\xFF\xFEa\0:\0").unwrap_err();
         assert_snapshot!(problems[0].report);
         let problems = read_manifests(Path::new("a.yaml"), b"a: b\nc: \xC3(\n").unwrap_err();

@@ -126,6 +126,7 @@ fn bounded(text: &str) -> Result<(), Refusal> {
 /// A text and its lines, as the YAML parser counts them: it knows more line ends than `\n`.
 #[derive(Debug)]
 pub(super) struct Lines<'t> {
+    text: &'t str,
     lines: Vec<&'t str>,
 }
 
@@ -142,7 +143,7 @@ impl<'t> Lines<'t> {
             lines.push(line);
         }
         lines.push(rest);
-        Self { lines }
+        Self { text, lines }
     }
 
     /// A line by its number from 1; behind the end the last one, and `None` in place of its number.
@@ -151,6 +152,14 @@ impl<'t> Lines<'t> {
             Some(line) => (Some(number), line),
             None => (None, self.lines.last().copied().unwrap_or_default()),
         }
+    }
+
+    /// The text from the beginning of a line on.
+    pub(super) fn from_line(&self, number: usize) -> &'t str {
+        let line = self.lines.get(number.saturating_sub(1)).copied().unwrap_or_default();
+        // The lines are slices of the text, so their addresses tell their offsets.
+        let offset = (line.as_ptr() as usize).checked_sub(self.text.as_ptr() as usize);
+        offset.and_then(|offset| self.text.get(offset..)).unwrap_or_default()
     }
 
     /// How many lines there are.
@@ -211,6 +220,9 @@ mod tests {
         assert_eq!(lines.lines, ["a", "b", "c", "", "d", ""]);
         assert_eq!(lines.get(3), (Some(3), "c"));
         assert_eq!(lines.get(7), (None, ""));
+        assert_eq!(lines.from_line(1), "a\r\nb\rc\n\u{2028}d\n");
+        assert_eq!(lines.from_line(3), "c\n\u{2028}d\n");
+        assert_eq!(lines.from_line(7), "");
         assert_eq!(Lines::of("a\r\näb").end(), (2, 3));
         assert_eq!(Lines::of("").end(), (1, 1));
     }
