@@ -19,7 +19,10 @@ mod ledger;
 
 mod scan;
 
+mod watch;
+
 pub use diagnose::Place;
 pub use read::{Ignored, Manifests, read_manifests, words_of};
 pub use folder::{Depth, FolderError, WorldWritable, check_folder};
 pub use scan::{Scan, ScanOptions, Scanner};
+pub use watch::{FolderChange, FolderChanges, Watch, WatchError, watch};
