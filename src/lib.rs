@@ -22,9 +22,13 @@ pub mod engine;
 
 pub mod plan;
 
+pub mod source;
+
 pub mod store;
 
 pub mod launch;
+
+pub mod probe;
 
 pub mod devices;
 
@@ -35,6 +39,8 @@ pub mod clock;
 pub mod procfs;
 
 pub mod files;
+
+pub mod controller;
 
 pub mod echo;
 

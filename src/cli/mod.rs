@@ -2,8 +2,8 @@
 //!
 //! A verb writes its data to the writer that it is given and nothing anywhere else; a reader that goes away is a clean
 //! end ([`report::clean_end`]). Verbs read the state folder themselves, so they work whether or not a controller runs.
-//!
-//! Invariant: no verb in here changes anything.
+
+pub mod schema;
 
 pub mod logs;
 

@@ -1,0 +1,2 @@
+#[test]
+fn dump() { std::fs::write("schemas/modeldeployment.v1alpha1.json", evenkeel::cli::schema::schema()).unwrap(); }
