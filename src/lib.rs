@@ -11,3 +11,4 @@ pub mod record;
 pub mod spec;
 
 pub mod launch;
+pub mod procfs;

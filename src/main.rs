@@ -1,2 +1,13 @@
 //! Parses arguments, calls the library, maps its report to an exit code.
-fn main() {}
+
+use evenkeel::launch::gate;
+
+fn main() {
+    // Before anything else: a gate parses no options, logs nothing and holds nothing open.
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|argument| argument == gate::SUBCOMMAND)
+    {
+        gate::gate_main();
+    }
+}
