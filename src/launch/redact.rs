@@ -32,6 +32,11 @@ pub fn redact(text: &str, secrets: &[String]) -> String {
             hidden.extend(
                 found
                     .name("v")
+                    .filter(|_| {
+                        !found
+                            .name("n")
+                            .is_some_and(|name| is_harmless_name(name.as_str()))
+                    })
                     .filter(|value| !is_harmless(value.as_str()))
                     .map(|value| value.range()),
             );
@@ -43,7 +48,7 @@ pub fn redact(text: &str, secrets: &[String]) -> String {
 /// Whether the value of a variable of this name is to be taken for a secret.
 pub fn is_secret_name(name: &str) -> bool {
     static NAME: LazyLock<Regex> = LazyLock::new(|| compile(&format!("(?i)^(?:{NAMES})$")));
-    NAME.is_match(name)
+    NAME.is_match(name) && !is_harmless_name(name)
 }
 
 /// The forms in which a secret may stand in a text.
@@ -96,11 +101,23 @@ fn mask(text: &str, mut hidden: Vec<Range<usize>>) -> String {
     masked
 }
 
-/// Names of secrets: `HF_TOKEN`, `OPENAI_API_KEY`, `client-secret`, `db_password`. Not `prompt_tokens`, and not the
-/// `eos_token`s of a tokenizer, which are no secrets and are printed at each start.
+/// Names of secrets: `HF_TOKEN`, `OPENAI_API_KEY`, `client-secret`, `db_password`. Not the plural `prompt_tokens`.
 const NAMES: &str = "[a-z0-9_.-]*?(?:api[_-]?keys?|access[_-]?key|private[_-]?key|passwd|password|passphrase\
-    |secrets?(?:[_-][a-z0-9_-]*)?|credentials?)|(?:[a-z0-9_.-]*?[_-])?(?:hf|hub|hugging[_-]?face|auth|access|refresh\
-    |api|bearer|session|id|github|gitlab|bot|csrf|wandb|x)[_-]?token|[A-Z0-9_]+_TOKEN|authorization";
+    |secrets?(?:[_-][a-z0-9_-]*)?|credentials?|[_-]token)|authorization";
+
+/// What stands before `_token` in names that are no secrets and are printed all day: those of tokenizers and figures.
+const HARMLESS_TOKENS: [&str; 20] = [
+    "added", "audio", "bos", "cls", "eos", "eot", "first", "image", "input", "last", "mask",
+    "next", "output", "pad", "per", "sep", "special", "stop", "unk", "video",
+];
+
+fn is_harmless_name(name: &str) -> bool {
+    let name = name.to_ascii_lowercase().replace('-', "_");
+    name.strip_suffix("_token").is_some_and(|before| {
+        let word = before.rsplit('_').next().unwrap_or(before);
+        HARMLESS_TOKENS.contains(&word)
+    })
+}
 
 /// A value: in quotes, or up to the next blank.
 const VALUE: &str = r#"(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[^\s'"\[][^\s]*)"#;
@@ -112,9 +129,10 @@ static PATTERNS: LazyLock<Vec<Regex>> = LazyLock::new(|| {
         r#"(?i)\b(?:set-)?cookie["']?\s*:\s*["']?(?P<v>[^"'\r\n]+)"#.to_owned(),
         r"(?i)\b(?:bearer|basic)\s+(?P<v>[a-z0-9._~+/=-]{6,})".to_owned(),
         // `HF_TOKEN=x`, `api_key: x`, `'api_key': 'x'`, `"api_key": "x"`.
-        format!(r#"(?i)(?:^|[^a-z0-9_.-])(?:{NAMES})["']?\s*[:=]\s*(?P<v>{VALUE})"#),
+        format!(r#"(?i)(?:^|[^a-z0-9_.-])(?P<n>{NAMES})["']?\s*[:=]\s*(?P<v>{VALUE})"#),
+        format!(r#"(?i)["']token["']\s*:\s*(?P<v>{VALUE})"#),
         // `api_key=['x', 'y']`, as vLLM prints its arguments.
-        format!(r#"(?i)(?:^|[^a-z0-9_.-])(?:{NAMES})["']?\s*[:=]\s*\[(?P<v>[^\]\n]*)\]"#),
+        format!(r#"(?i)(?:^|[^a-z0-9_.-])(?P<n>{NAMES})["']?\s*[:=]\s*\[(?P<v>[^\]\n]*)\]"#),
         // `--api-key x`, `--api-key=x`, `'--api-key', 'x'`.
         format!(
             r#"(?i)--[a-z0-9-]*?(?:key|token|secret|password|passphrase)["']?(?:\s*[,=]\s*|\s+)(?P<v>{VALUE})"#
@@ -159,6 +177,9 @@ mod tests {
             "Authorization: Bearer SEKRIT.abc-123",
             "authorization: Basic SEKRIT==",
             "{'Authorization': 'Bearer SEKRIT1'}",
+            "{\"company_token\": \"SEKRIT\"}",
+            "auth-token=SEKRIT",
+            "{\"token\": \"SEKRIT\"}",
             "X-Api-Key: SEKRIT",
             "api-key: SEKRIT",
             "Cookie: session=SEKRIT; theme=SEKRIT",
@@ -214,7 +235,7 @@ mod tests {
             "prompt_tokens: 12, max_num_batched_tokens=8192, total_tokens=5",
             "print_info: EOS token = 2 '</s>'",
             "tokenizer='/models/x', tokenizer_mode='auto', skip_tokenizer_init=False",
-            "\"eos_token\": \"</s>\", 'pad_token_id': 0",
+            "\"eos_token\": \"</s>\", 'pad_token_id': 0, mean_time_per_token=0.1",
             "api_key=None, hf_token=None, 'api_key': null",
             "sglang:token_usage 0.5",
             "INFO 01-01 00:00:00 [core.py:58] Initializing a V1 LLM engine",
