@@ -254,6 +254,7 @@ fn sort(
     session: &Session,
     mut processes: Vec<Stat>,
 ) -> Scan {
+    let ancestors = ancestors(proc);
     processes.retain(|stat| !stat.is_gone());
     let is_leader = |stat: &Stat| match handle {
         Some(handle) => stat.pid == handle.pid && stat.start_ticks == handle.start_ticks,
@@ -289,6 +290,8 @@ fn sort(
         }
         match proc.tag(stat.pid) {
             Tag::Of(id) if id == launch_id => scan.proven.push(identity),
+            // What started the reader itself, the first process above all, was not started by it or by the one before it.
+            Tag::Unreadable if ancestors.contains(&stat.pid) => {}
             // Ours run under our own uid. A program that changes it (sudo) and leaves the session and hides its
             // environment from us is the case that is given up here: to honour it, every hidden process of every user
             // would have to hold up every launch.
@@ -299,6 +302,20 @@ fn sort(
         }
     }
     scan
+}
+
+/// The reader's parent, the parent's, and so on.
+fn ancestors(proc: &Procfs) -> BTreeSet<u32> {
+    let mut ancestors = BTreeSet::new();
+    let mut pid = proc.own_pid();
+    while let Ok(Some(stat)) = proc.stat(pid) {
+        pid = stat.parent;
+        // 0: the parent is outside of this pid namespace. Seen before: pids were recycled in between.
+        if pid == 0 || !ancestors.insert(pid) {
+            break;
+        }
+    }
+    ancestors
 }
 
 fn unproven(what: &str, error: &io::Error) -> Unproven {
