@@ -11,4 +11,5 @@ pub mod record;
 pub mod spec;
 
 pub mod launch;
+pub mod probe;
 pub mod procfs;

@@ -471,7 +471,7 @@ async fn a_member_without_the_launch_id_is_proven_by_what_was_seen_before() {
         .await;
     let status = within("watch", world.launcher.watch(&launch)).await;
     assert_eq!(status, Some(code(0)));
-    let member = Stray(read_pid(&pid_file).unwrap());
+    let member = read_pid(&pid_file).unwrap();
     assert!(matches!(
         world.inspect(&launch),
         Liveness::LeaderGone { members: 1, .. }
@@ -483,10 +483,10 @@ async fn a_member_without_the_launch_id_is_proven_by_what_was_seen_before() {
     let Liveness::Unknown { why } = world.inspect(&launch) else {
         panic!("it cannot be known");
     };
-    assert!(why.contains(&member.0.to_string()), "{why}");
+    assert!(why.contains(&member.to_string()), "{why}");
     let sent = within("signal", world.launcher.signal(&launch, SignalKind::Kill)).await;
     assert!(sent.is_err(), "{sent:?}");
-    assert!(runs(member.0));
+    assert!(runs(member));
 
     let sent = within("signal", with_memory.signal(&launch, SignalKind::Kill)).await;
     assert_eq!(sent, Ok(1));
@@ -521,9 +521,8 @@ async fn a_kill_reaches_everybody_also_those_that_ignore_the_first_signal() {
 #[tokio::test]
 async fn a_recycled_pid_is_never_signalled() {
     let mut world = World::new();
-    let mut innocent = Command::new("sleep");
-    let innocent = Stray(innocent.arg("1000").process_group(0).spawn().unwrap().id());
-    let proven = handle_of(innocent.0);
+    let innocent = Stray::start(Command::new("sleep").arg("1000").process_group(0));
+    let proven = handle_of(innocent.pid());
     let mut recycled = proven.clone();
     recycled.start_ticks -= 1;
     let mut other_boot = proven;
@@ -543,7 +542,7 @@ async fn a_recycled_pid_is_never_signalled() {
             }
         ));
         assert_eq!(within("watch", world.launcher.watch(&launch)).await, None);
-        assert!(runs(innocent.0));
+        assert!(runs(innocent.pid()));
     }
 }
 
@@ -579,8 +578,7 @@ async fn adopted(
         go = go.display(),
         pid = pid_file.display(),
     );
-    let shell = Command::new("sh").args(["-c", &script]).spawn().unwrap();
-    let shell = Stray(shell.id());
+    let shell = Stray::start(Command::new("sh").args(["-c", &script]));
     eventually("the engine leads a session", || {
         let stat = read_pid(&pid_file).and_then(|pid| Procfs::default().stat(pid).ok()?);
         stat.is_some_and(|stat| stat.session == stat.pid)
@@ -605,7 +603,7 @@ async fn the_exit_of_an_adopted_engine_is_noticed_with_its_code() {
 async fn the_exit_of_an_engine_whose_parent_is_gone_is_noticed() {
     let mut world = World::new();
     let (launch, parent) = adopted(&mut world, "sleep 0.3; exit 6", "exit 0").await;
-    eventually("the parent has gone", || !runs(parent.0)).await;
+    eventually("the parent has gone", || !runs(parent.pid())).await;
     assert_eq!(
         within("find", world.launcher.find(launch.id)).await,
         Ok(launch.handle.clone())

@@ -323,3 +323,258 @@ fn unproven(what: &str, error: &io::Error) -> Unproven {
         why: format!("{what}: {error}"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    const LEADER: u32 = 500;
+    const LEADER_STARTED: u64 = 1000;
+
+    /// A /proc laid out by hand.
+    struct Fake(tempfile::TempDir);
+
+    impl Fake {
+        fn new() -> Self {
+            let fake = Self(tempfile::tempdir().unwrap());
+            fake.write("sys/kernel/random/boot_id", "this-boot\n");
+            // The reader and its parents.
+            fake.process(std::process::id(), 'R', 400, 400, 10, "");
+            fake.process(1, 'S', 1, 1, 0, "");
+            fake
+        }
+
+        fn proc(&self) -> Procfs {
+            Procfs::at(self.0.path())
+        }
+
+        fn path(&self) -> &Path {
+            self.0.path()
+        }
+
+        fn write(&self, path: &str, text: &str) {
+            let path = self.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+
+        fn process(
+            &self,
+            pid: u32,
+            state: char,
+            group: u32,
+            session: u32,
+            started: u64,
+            environ: &str,
+        ) {
+            self.stat(pid, state, (group, session), started);
+            self.write(&format!("{pid}/environ"), environ);
+        }
+
+        fn stat(&self, pid: u32, state: char, (group, session): (u32, u32), started: u64) {
+            let parent = u32::from(pid != 1);
+            let padding = "0 ".repeat(13);
+            self.write(
+                &format!("{pid}/stat"),
+                &format!(
+                    "{pid} (a) b) {state} {parent} {group} {session} {padding}1 0 {started} 0\n"
+                ),
+            );
+        }
+
+        /// One whose environment cannot be read, of the reader's user or of another.
+        fn hidden(&self, pid: u32, session: u32, started: u64, uid: u32) {
+            self.stat(pid, 'S', (session, session), started);
+            let environ = self.path().join(format!("{pid}/environ"));
+            let _ = std::fs::remove_file(&environ);
+            // A folder where a file should be: the one read error that root gets too.
+            std::fs::create_dir_all(environ).unwrap();
+            self.write(
+                &format!("{pid}/status"),
+                &format!("Name:\tx\nUid:\t{uid}\t0\t0\t0\n"),
+            );
+        }
+
+        fn scan(&self, remembered: &[(u32, u64)]) -> Scan {
+            let remembered = remembered.iter().map(|&pair| identity(pair)).collect();
+            scan(&self.proc(), id(1), Some(&handle()), &remembered).unwrap()
+        }
+
+        fn proven(&self, remembered: &[(u32, u64)]) -> Vec<u32> {
+            let scan = self.scan(remembered);
+            assert!(scan.doubtful.is_empty(), "{scan:?}");
+            scan.proven.iter().map(|member| member.pid).collect()
+        }
+
+        fn doubtful(&self) -> Vec<(u32, Doubt)> {
+            let doubtful = self.scan(&[]).doubtful;
+            doubtful
+                .iter()
+                .map(|(member, doubt)| (member.pid, *doubt))
+                .collect()
+        }
+    }
+
+    fn id(n: u128) -> LaunchId {
+        uuid::Uuid::from_u128(n).to_string().parse().unwrap()
+    }
+
+    fn tagged(n: u128) -> String {
+        format!("A=b\0EVENKEEL_LAUNCH_ID={}\0", id(n))
+    }
+
+    fn identity((pid, start_ticks): (u32, u64)) -> Identity {
+        Identity { pid, start_ticks }
+    }
+
+    fn handle() -> ProcessHandle {
+        ProcessHandle {
+            pid: LEADER,
+            start_ticks: LEADER_STARTED,
+            boot_id: "this-boot".to_owned(),
+        }
+    }
+
+    fn own_uid() -> u32 {
+        nix::unistd::Uid::current().as_raw()
+    }
+
+    #[test]
+    fn members_are_in_the_session_or_carry_the_launch_id_and_the_leader_comes_first() {
+        let fake = Fake::new();
+        fake.process(LEADER, 'S', LEADER, LEADER, LEADER_STARTED, &tagged(1));
+        fake.process(400, 'S', LEADER, LEADER, 1002, "");
+        fake.process(501, 'S', 501, LEADER, 1001, "");
+        fake.process(502, 'S', 502, 502, 1003, &tagged(1));
+        fake.process(503, 'S', 503, 503, 1003, &tagged(2));
+        fake.process(504, 'S', 504, 504, 1003, "");
+        assert_eq!(fake.proven(&[]), [LEADER, 501, 400, 502]);
+    }
+
+    #[test]
+    fn zombies_are_no_members_and_still_prove_the_session() {
+        let fake = Fake::new();
+        fake.process(LEADER, 'Z', LEADER, LEADER, LEADER_STARTED, "");
+        assert!(fake.proven(&[]).is_empty());
+        fake.process(501, 'S', LEADER, LEADER, 1001, "");
+        fake.process(502, 'Z', LEADER, LEADER, 1001, "");
+        assert_eq!(fake.proven(&[]), [501]);
+        assert_eq!(leader(&fake.proc(), &handle()), Ok(Leader::Zombie));
+    }
+
+    #[test]
+    fn a_recycled_leader_and_all_in_its_session_are_strangers() {
+        let fake = Fake::new();
+        fake.process(LEADER, 'S', LEADER, LEADER, 2000, "");
+        fake.process(501, 'S', LEADER, LEADER, 2001, "");
+        assert!(fake.proven(&[]).is_empty());
+        assert_eq!(leader(&fake.proc(), &handle()), Ok(Leader::Gone));
+        // What left the session in time is still ours.
+        fake.process(502, 'S', 502, 502, 1003, &tagged(1));
+        assert_eq!(fake.proven(&[]), [502]);
+    }
+
+    #[test]
+    fn nothing_older_than_the_leader_is_a_member() {
+        let fake = Fake::new();
+        fake.process(LEADER, 'S', LEADER, LEADER, LEADER_STARTED, "");
+        fake.process(501, 'S', 501, 501, 999, &tagged(1));
+        fake.hidden(502, 502, 999, own_uid());
+        assert_eq!(fake.proven(&[]), [LEADER]);
+    }
+
+    #[test]
+    fn a_session_whose_leader_is_gone_is_ours_if_one_in_it_carries_the_launch_id() {
+        let fake = Fake::new();
+        fake.process(501, 'S', LEADER, LEADER, 1001, "");
+        assert_eq!(fake.doubtful(), [(501, Doubt::Session)]);
+        fake.process(502, 'S', LEADER, LEADER, 1002, &tagged(1));
+        assert_eq!(fake.proven(&[]), [501, 502]);
+    }
+
+    #[test]
+    fn a_session_whose_leader_is_gone_is_ours_if_one_in_it_was_proven_before() {
+        let fake = Fake::new();
+        fake.process(501, 'S', LEADER, LEADER, 1001, "");
+        fake.process(502, 'S', LEADER, LEADER, 1002, "");
+        assert_eq!(fake.proven(&[(502, 1002)]), [501, 502]);
+        // The same pid with another start is another process.
+        assert!(fake.scan(&[(502, 1001)]).proven.is_empty());
+        // One that is remembered and has left the session proves nothing about it.
+        fake.process(503, 'S', 503, 503, 1003, "");
+        assert!(fake.scan(&[(503, 1003)]).proven.is_empty());
+    }
+
+    #[test]
+    fn a_session_of_another_launch_is_foreign() {
+        let fake = Fake::new();
+        fake.process(501, 'S', LEADER, LEADER, 1001, "");
+        fake.process(502, 'S', LEADER, LEADER, 1002, &tagged(2));
+        assert!(fake.proven(&[]).is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_neither_ours_nor_foreign() {
+        let fake = Fake::new();
+        fake.hidden(501, 501, 1001, own_uid());
+        assert_eq!(fake.doubtful(), [(501, Doubt::Environment)]);
+        let error = fake.scan(&[]).certain().unwrap_err().to_string();
+        assert!(error.contains("501"), "{error}");
+        assert!(find(&fake.proc(), id(1)).is_err());
+        // In a session that is ours it is a member, whatever its environment.
+        fake.process(LEADER, 'S', LEADER, LEADER, LEADER_STARTED, "");
+        fake.hidden(501, LEADER, 1001, own_uid());
+        assert_eq!(fake.proven(&[]), [LEADER, 501]);
+    }
+
+    #[test]
+    fn hidden_processes_of_others_and_those_that_started_us_hold_nothing_up() {
+        let fake = Fake::new();
+        fake.hidden(501, 501, 1001, own_uid() + 1);
+        fake.hidden(1, 1, 2000, own_uid());
+        assert!(fake.proven(&[]).is_empty());
+        assert_eq!(find(&fake.proc(), id(1)), Ok(None));
+    }
+
+    #[test]
+    fn nothing_of_another_boot_is_left() {
+        let fake = Fake::new();
+        fake.process(LEADER, 'S', LEADER, LEADER, LEADER_STARTED, &tagged(1));
+        fake.write("sys/kernel/random/boot_id", "next-boot\n");
+        assert!(fake.proven(&[]).is_empty());
+        assert_eq!(leader(&fake.proc(), &handle()), Ok(Leader::OtherBoot));
+        std::fs::remove_file(fake.path().join("sys/kernel/random/boot_id")).unwrap();
+        assert!(leader(&fake.proc(), &handle()).is_err());
+    }
+
+    #[test]
+    fn a_state_that_cannot_be_understood_is_unknown() {
+        let fake = Fake::new();
+        fake.write(&format!("{LEADER}/stat"), "nonsense");
+        assert!(leader(&fake.proc(), &handle()).is_err());
+        assert!(scan(&fake.proc(), id(1), None, &BTreeSet::new()).is_err());
+    }
+
+    #[test]
+    fn a_launch_is_found_by_the_session_leader_that_carries_its_id() {
+        let fake = Fake::new();
+        assert_eq!(find(&fake.proc(), id(1)), Ok(None));
+        fake.process(450, 'S', 9, 9, 900, &tagged(1));
+        assert_eq!(find(&fake.proc(), id(1)).unwrap().unwrap().pid, 450);
+        fake.process(LEADER, 'S', LEADER, LEADER, LEADER_STARTED, &tagged(1));
+        assert_eq!(find(&fake.proc(), id(1)), Ok(Some(handle())));
+        fake.process(LEADER, 'Z', LEADER, LEADER, LEADER_STARTED, "");
+        fake.process(450, 'Z', 9, 9, 900, "");
+        assert_eq!(find(&fake.proc(), id(1)), Ok(None));
+    }
+
+    #[test]
+    fn the_reader_is_nobodys_member() {
+        let fake = Fake::new();
+        let own = std::process::id();
+        fake.process(LEADER, 'S', LEADER, LEADER, LEADER_STARTED, "");
+        fake.process(own, 'S', LEADER, LEADER, 1001, &tagged(1));
+        assert_eq!(fake.proven(&[]), [LEADER]);
+    }
+}

@@ -169,12 +169,22 @@ fn reap(pid: u32) {
 }
 
 /// A process that a test started by itself. Ended when it goes.
-pub struct Stray(pub u32);
+pub struct Stray(std::process::Child);
+
+impl Stray {
+    pub fn start(command: &mut std::process::Command) -> Self {
+        Self(command.spawn().unwrap())
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
 
 impl Drop for Stray {
     fn drop(&mut self) {
-        kill(self.0);
-        reap(self.0);
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
