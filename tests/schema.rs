@@ -1,2 +1,8 @@
 #[test]
-fn dump() { std::fs::write("schemas/modeldeployment.v1alpha1.json", evenkeel::cli::schema::schema()).unwrap(); }
+fn dump() {
+    std::fs::write(
+        "schemas/modeldeployment.v1alpha1.json",
+        evenkeel::cli::schema::schema(),
+    )
+    .unwrap();
+}

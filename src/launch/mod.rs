@@ -7,6 +7,14 @@
 //! Invariant: nothing is signalled that is not proven ours at that moment, and nothing is called gone that is not
 //! proven gone.
 
+pub mod assemble;
+pub mod child;
+pub mod gate;
+pub mod group;
+pub mod logs;
+pub mod process;
+pub mod redact;
+
 use std::future::Future;
 use std::pin::Pin;
 

@@ -16,7 +16,7 @@ pub mod health;
 
 mod instance;
 
-mod lease;
+pub mod lease;
 
 #[cfg(test)]
 mod check;
@@ -35,6 +35,8 @@ use crate::names::InstanceName;
 use crate::observed::{Inventory, Observed};
 use crate::record::{Record, StopReason};
 use crate::spec::Deployment;
+
+pub use lease::STRANGER_MEMORY;
 
 pub use action::{Action, Plan, RecordChange, Step, Wait, WaitReason};
 use instance::{Decision, Wish};
@@ -125,9 +127,7 @@ pub fn plan(inputs: Inputs<'_>) -> Plan {
 }
 
 /// Wanted instances that have no record yet. While the folder cannot be read, nothing is launched anew.
-fn wanted_without_record(
-    inputs: Inputs<'_>,
-) -> impl Iterator<Item = (InstanceName, &Deployment)> {
+fn wanted_without_record(inputs: Inputs<'_>) -> impl Iterator<Item = (InstanceName, &Deployment)> {
     let reconcile = inputs.settings.intent == Intent::Reconcile;
     inputs
         .desired

@@ -22,7 +22,7 @@ mod scan;
 mod watch;
 
 pub use diagnose::Place;
-pub use read::{Ignored, Manifests, read_manifests, words_of};
 pub use folder::{Depth, FolderError, WorldWritable, check_folder};
+pub use read::{Ignored, Manifests, read_manifests, words_of};
 pub use scan::{Scan, ScanOptions, Scanner};
 pub use watch::{FolderChange, FolderChanges, Watch, WatchError, watch};

@@ -62,7 +62,12 @@ pub fn read_manifests(file: &Path, bytes: &[u8]) -> Result<Manifests, Vec<Proble
             message: format!("the YAML parser gave up: {}", panic_text(panic.as_ref())),
             hint: Some("this is a bug of evenkeel; please report it with the file".to_owned()),
         };
-        Err(vec![diagnose::problem(file, finding, ProblemKind::Invalid, None)])
+        Err(vec![diagnose::problem(
+            file,
+            finding,
+            ProblemKind::Invalid,
+            None,
+        )])
     })
 }
 
@@ -103,7 +108,10 @@ struct Document {
 enum Standing {
     Empty,
     Ours,
-    Foreign { api_version: String, kind: Option<String> },
+    Foreign {
+        api_version: String,
+        kind: Option<String>,
+    },
     Wrong(Complaint),
 }
 
@@ -130,7 +138,12 @@ fn read(file: &Path, bytes: &[u8]) -> Result<Manifests, Vec<Problem>> {
                 message: refusal.message,
                 hint: refusal.hint,
             };
-            return Err(vec![diagnose::problem(file, finding, ProblemKind::Invalid, None)]);
+            return Err(vec![diagnose::problem(
+                file,
+                finding,
+                ProblemKind::Invalid,
+                None,
+            )]);
         }
     };
     let lines = Lines::of(text);
@@ -140,7 +153,9 @@ fn read(file: &Path, bytes: &[u8]) -> Result<Manifests, Vec<Problem>> {
     for document in &documents {
         match &document.standing {
             Standing::Empty => {}
-            Standing::Ours => complaints.extend(doubled(document).map(|complaint| (document, complaint))),
+            Standing::Ours => {
+                complaints.extend(doubled(document).map(|complaint| (document, complaint)))
+            }
             Standing::Foreign { api_version, kind } => manifests.ignored.push(Ignored {
                 document: document.index,
                 api_version: diagnose::clean(api_version),
@@ -160,7 +175,9 @@ fn read(file: &Path, bytes: &[u8]) -> Result<Manifests, Vec<Problem>> {
             }
             match deployment(file, document, &lines, yaml) {
                 Ok(deployment) => manifests.deployments.push(deployment),
-                Err(found) => complaints.extend(found.into_iter().map(|complaint| (document, complaint))),
+                Err(found) => {
+                    complaints.extend(found.into_iter().map(|complaint| (document, complaint)))
+                }
             }
             if complaints.len() >= PROBLEM_LIMIT {
                 break;
@@ -168,7 +185,8 @@ fn read(file: &Path, bytes: &[u8]) -> Result<Manifests, Vec<Problem>> {
         }
     }
     let mut problems = problems(file, &lines, complaints);
-    problems.extend(broken.map(|finding| diagnose::problem(file, finding, ProblemKind::Invalid, None)));
+    problems
+        .extend(broken.map(|finding| diagnose::problem(file, finding, ProblemKind::Invalid, None)));
     if !problems.is_empty() {
         return Err(problems);
     }
@@ -178,7 +196,10 @@ fn read(file: &Path, bytes: &[u8]) -> Result<Manifests, Vec<Problem>> {
         .map(|document| (document.index, document.outline.number_at("metadata.name")))
         .collect();
     let found = locate_each(text, &names);
-    manifests.places = found.values().map(|&(line, column)| Place::new(&lines, line, column)).collect();
+    manifests.places = found
+        .values()
+        .map(|&(line, column)| Place::new(&lines, line, column))
+        .collect();
     keep_first(file, &mut manifests);
     Ok(manifests)
 }
@@ -231,14 +252,20 @@ fn standing(outline: &Node) -> Standing {
     }
     let Some(version) = outline.get("apiVersion") else {
         let hint = "add `apiVersion: evenkeel.dev/v1alpha1`";
-        return wrong(Some("apiVersion"), "the field `apiVersion` is missing", hint);
+        return wrong(
+            Some("apiVersion"),
+            "the field `apiVersion` is missing",
+            hint,
+        );
     };
     let Some(api_version) = version.value.text() else {
         let hint = "write `apiVersion: evenkeel.dev/v1alpha1`";
         return wrong(Some("apiVersion"), "expected a text", hint);
     };
     let kind = outline.get("kind").and_then(|entry| entry.value.text());
-    let group = api_version.split_once('/').map_or(api_version, |(group, _)| group);
+    let group = api_version
+        .split_once('/')
+        .map_or(api_version, |(group, _)| group);
     if group == API_GROUP {
         return Standing::Ours;
     }
@@ -303,7 +330,11 @@ fn deployment(
         revision: None,
     };
     Deployment::from_manifest(manifest, source).map_err(|problems| {
-        let complaint = |SpecProblem { path, message, hint }| Complaint {
+        let complaint = |SpecProblem {
+                             path,
+                             message,
+                             hint,
+                         }| Complaint {
             number: document.outline.number_at(&path),
             path: Some(path),
             message,
@@ -315,9 +346,16 @@ fn deployment(
 }
 
 /// The complaints with their places.
-fn problems(file: &Path, lines: &Lines<'_>, complaints: Vec<(&Document, Complaint)>) -> Vec<Problem> {
+fn problems(
+    file: &Path,
+    lines: &Lines<'_>,
+    complaints: Vec<(&Document, Complaint)>,
+) -> Vec<Problem> {
     // One walk over the file finds where the documents begin; then each place costs a walk over its document alone.
-    let roots = complaints.iter().map(|(document, _)| (document.index, document.outline.number)).collect();
+    let roots = complaints
+        .iter()
+        .map(|(document, _)| (document.index, document.outline.number))
+        .collect();
     let begins = locate_each(lines.from_line(1), &roots);
     let mut problems = Vec::new();
     for (document, complaint) in complaints.into_iter().take(PROBLEM_LIMIT) {
@@ -333,7 +371,10 @@ fn problems(file: &Path, lines: &Lines<'_>, complaints: Vec<(&Document, Complain
             message: complaint.message,
             hint: complaint.hint,
         };
-        let name = document.outline.at("metadata.name").and_then(|name| name.text()?.parse().ok());
+        let name = document
+            .outline
+            .at("metadata.name")
+            .and_then(|name| name.text()?.parse().ok());
         problems.push(diagnose::problem(file, finding, ProblemKind::Invalid, name));
     }
     problems
@@ -366,7 +407,9 @@ fn keep_first(file: &Path, manifests: &mut Manifests) {
             }
             Some(first) => {
                 let other = format!("line {first} of this file");
-                manifests.duplicates.push(duplicate(file, &deployment.name, &place, &other));
+                manifests
+                    .duplicates
+                    .push(duplicate(file, &deployment.name, &place, &other));
             }
         }
     }
@@ -398,12 +441,17 @@ mod tests {
 
     fn report(text: &str) -> String {
         let problems = read_manifests(Path::new("chat.yaml"), text.as_bytes()).unwrap_err();
-        let reports: Vec<_> = problems.iter().map(|problem| problem.report.as_str()).collect();
+        let reports: Vec<_> = problems
+            .iter()
+            .map(|problem| problem.report.as_str())
+            .collect();
         reports.join("\n\n")
     }
 
     fn manifest(spec: &str) -> String {
-        format!("apiVersion: evenkeel.dev/v1alpha1\nkind: ModelDeployment\nmetadata:\n  name: chat\nspec:\n{spec}")
+        format!(
+            "apiVersion: evenkeel.dev/v1alpha1\nkind: ModelDeployment\nmetadata:\n  name: chat\nspec:\n{spec}"
+        )
     }
 
     fn accepted(text: &str) -> Manifests {
@@ -420,20 +468,35 @@ mod tests {
             manifest("  engine: echo\n").replace("chat", "embed"),
         );
         let manifests = accepted(&text);
-        let names: Vec<_> = manifests.deployments.iter().map(|d| (d.name.as_str(), d.source.document)).collect();
+        let names: Vec<_> = manifests
+            .deployments
+            .iter()
+            .map(|d| (d.name.as_str(), d.source.document))
+            .collect();
         assert_eq!(names, [("chat", 0), ("embed", 3)]);
         assert_eq!(manifests.places[0].line, 6);
-        assert_eq!(manifests.ignored, [Ignored {
-            document: 1,
-            api_version: "apps/v1".to_owned(),
-            kind: Some("Deployment".to_owned()),
-        }]);
+        assert_eq!(
+            manifests.ignored,
+            [Ignored {
+                document: 1,
+                api_version: "apps/v1".to_owned(),
+                kind: Some("Deployment".to_owned()),
+            }]
+        );
         assert!(manifests.duplicates.is_empty());
     }
 
     #[test]
     fn an_empty_file_holds_nothing() {
-        for empty in ["", "\n", "# comment\n", "---\n", "---\n---\n...\n", "\u{feff}", "null\n"] {
+        for empty in [
+            "",
+            "\n",
+            "# comment\n",
+            "---\n",
+            "---\n---\n...\n",
+            "\u{feff}",
+            "null\n",
+        ] {
             assert_eq!(accepted(empty), Manifests::default(), "{empty:?}");
         }
     }
@@ -443,9 +506,15 @@ mod tests {
         let json = r#"{"apiVersion": "evenkeel.dev/v1alpha1", "kind": "ModelDeployment",
             "metadata": {"name": "chat"}, "spec": {"engine": "echo", "args": ["a\/b\u00e4"]}}"#;
         assert_eq!(accepted(json).deployments[0].spec.args, ["a/bä"]);
-        let windows = format!("\u{feff}{}", manifest("  engine: echo\n").replace('\n', "\r\n"));
+        let windows = format!(
+            "\u{feff}{}",
+            manifest("  engine: echo\n").replace('\n', "\r\n")
+        );
         assert_eq!(accepted(&windows).deployments.len(), 1);
-        let wrong = format!("\u{feff}{}", manifest("  engine: ecko\n").replace('\n', "\r\n"));
+        let wrong = format!(
+            "\u{feff}{}",
+            manifest("  engine: ecko\n").replace('\n', "\r\n")
+        );
         let problems = read_manifests(Path::new("a.yaml"), wrong.as_bytes()).unwrap_err();
         assert_eq!((problems[0].line, problems[0].column), (Some(6), Some(11)));
         assert!(!problems[0].report.contains('\r'));
@@ -453,10 +522,17 @@ mod tests {
 
     #[test]
     fn one_wrong_document_makes_the_whole_file_unaccepted() {
-        let text = format!("{}---\n{}", manifest("  engine: echo\n"), manifest("  engine: nope\n").replace("chat", "b"));
+        let text = format!(
+            "{}---\n{}",
+            manifest("  engine: echo\n"),
+            manifest("  engine: nope\n").replace("chat", "b")
+        );
         let problems = read_manifests(Path::new("a.yaml"), text.as_bytes()).unwrap_err();
         assert_eq!(problems.len(), 1);
-        assert_eq!(problems[0].deployment.as_ref().map(DeploymentName::as_str), Some("b"));
+        assert_eq!(
+            problems[0].deployment.as_ref().map(DeploymentName::as_str),
+            Some("b")
+        );
         assert_eq!(problems[0].kind, ProblemKind::Invalid);
     }
 
@@ -473,19 +549,29 @@ mod tests {
 
     #[test]
     fn of_two_documents_with_one_name_the_first_keeps_it() {
-        let text = format!("{}---\n{}", manifest("  engine: echo\n"), manifest("  engine: echo\n  priority: 2\n"));
+        let text = format!(
+            "{}---\n{}",
+            manifest("  engine: echo\n"),
+            manifest("  engine: echo\n  priority: 2\n")
+        );
         let manifests = accepted(&text);
         assert_eq!(manifests.deployments.len(), 1);
         assert_eq!(manifests.deployments[0].spec.priority, 0);
         let [duplicate] = manifests.duplicates.as_slice() else {
             panic!("{:?}", manifests.duplicates);
         };
-        assert_eq!((duplicate.kind, duplicate.line), (ProblemKind::Duplicate, Some(11)));
+        assert_eq!(
+            (duplicate.kind, duplicate.line),
+            (ProblemKind::Duplicate, Some(11))
+        );
     }
 
     #[test]
     fn extension_keys_hold_anchors() {
-        let text = format!("x-args: &args [--a, --b]\n{}", manifest("  engine: echo\n  args: *args\n"));
+        let text = format!(
+            "x-args: &args [--a, --b]\n{}",
+            manifest("  engine: echo\n  args: *args\n")
+        );
         assert_eq!(accepted(&text).deployments[0].spec.args, ["--a", "--b"]);
     }
 
@@ -529,18 +615,18 @@ mod tests {
         assert_snapshot!(reports([
             manifest("  priority: 1\n"),
             "kind: ModelDeployment\nmetadata: {name: a}\n".to_owned(),
-            "apiVersion: evenkeel.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: a}\n".to_owned(),
-            "apiVersion: evenkeel.dev/v1alpha1\nkind: ModelDeployment\nspec: {engine: echo}\n".to_owned(),
+            "apiVersion: evenkeel.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {name: a}\n"
+                .to_owned(),
+            "apiVersion: evenkeel.dev/v1alpha1\nkind: ModelDeployment\nspec: {engine: echo}\n"
+                .to_owned(),
         ]));
     }
 
     #[test]
     fn all_that_is_wrong_with_a_spec_is_shown_at_once() {
-        assert_snapshot!(reports([
-            manifest(
+        assert_snapshot!(reports([manifest(
             "  engine: vllm\n  workingDir: models\n  env:\n    - name: A=B\n      value: x\n    - {name: A, value: b, valueFrom: {file: /f}}\n  docker: {}\n  options: {memoryFraction: 2.0}\n"
-        ),
-        ]));
+        ),]));
     }
 
     #[test]
@@ -561,15 +647,14 @@ mod tests {
     fn doubled_keys_are_errors_in_every_mapping() {
         assert_snapshot!(reports([
             manifest("  engine: echo\n  priority: 1\n  priority: 2\n"),
-            manifest("  engine: echo\n").replace("spec:", "  labels:\n    a: 1\n    \"a\": 2\nspec:"),
+            manifest("  engine: echo\n")
+                .replace("spec:", "  labels:\n    a: 1\n    \"a\": 2\nspec:"),
         ]));
     }
 
     #[test]
     fn bytes_that_are_no_text_are_shown_too() {
-        assert_snapshot!(reports([
-            "apiVersion: a\u{0}b\n".to_owned(),
-        ]));
+        assert_snapshot!(reports(["apiVersion: a\u{0}b\n".to_owned(),]));
         let problems = read_manifests(Path::new("a.yaml"), b"\xFF\xFEa\0:\0").unwrap_err();
         assert_snapshot!(problems[0].report);
         let problems = read_manifests(Path::new("a.yaml"), b"a: b\nc: \xC3(\n").unwrap_err();
@@ -584,8 +669,16 @@ mod tests {
         eprintln!("{name}: {took:?}: {}", problems[0]);
         assert!(took < Duration::from_secs(5), "{name}: {took:?}");
         for problem in &problems {
-            assert!(!problem.message.contains("gave up"), "{name}: {}", problem.message);
-            assert!(problem.report.len() < 4096, "{name}: {} bytes", problem.report.len());
+            assert!(
+                !problem.message.contains("gave up"),
+                "{name}: {}",
+                problem.message
+            );
+            assert!(
+                problem.report.len() < 4096,
+                "{name}: {} bytes",
+                problem.report.len()
+            );
         }
     }
 
@@ -597,13 +690,25 @@ mod tests {
             laughs += &format!("a{n}: &a{n} [{}]\n", last.repeat(10));
         }
         let scalar = "x".repeat(1 << 20);
-        let indented: String = (0..1400).map(|n| format!("{}a:\n", " ".repeat(n))).collect();
+        let indented: String = (0..1400)
+            .map(|n| format!("{}a:\n", " ".repeat(n)))
+            .collect();
         for (name, text) in [
             ("alias bomb", laughs),
-            ("copied text", manifest(&format!("  engine: echo\n  args: [&a {}, {}]\n", &scalar[..500_000], "*a,".repeat(100_000)))),
+            (
+                "copied text",
+                manifest(&format!(
+                    "  engine: echo\n  args: [&a {}, {}]\n",
+                    &scalar[..500_000],
+                    "*a,".repeat(100_000)
+                )),
+            ),
             ("alias of itself", "a: &a [*a, *a]\n".to_owned()),
             ("10,000 brackets", "[".repeat(10_000)),
-            ("10,000 brackets, closed", "[".repeat(10_000) + &"]".repeat(10_000)),
+            (
+                "10,000 brackets, closed",
+                "[".repeat(10_000) + &"]".repeat(10_000),
+            ),
             ("300 brackets, closed", "[".repeat(300) + &"]".repeat(300)),
             ("10,000 braces", "{a: ".repeat(10_000)),
             ("10,000 items", "- ".repeat(10_000)),
@@ -612,20 +717,49 @@ mod tests {
             ("brackets for ever", "[".repeat(1 << 20)),
             ("open and close", "[".repeat(400) + &("],[".repeat(60_000))),
             ("scalar", scalar.clone()),
-            ("scalar as name", format!("apiVersion: evenkeel.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: {scalar}}}\nspec: {{engine: echo}}\n")),
-            ("scalar as engine", manifest(&format!("  engine: {scalar}\n"))),
+            (
+                "scalar as name",
+                format!(
+                    "apiVersion: evenkeel.dev/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: {scalar}}}\nspec: {{engine: echo}}\n"
+                ),
+            ),
+            (
+                "scalar as engine",
+                manifest(&format!("  engine: {scalar}\n")),
+            ),
             ("scalar as key", manifest(&format!("  ? {scalar}\n  : 1\n"))),
-            ("scalar as number", manifest(&format!("  engine: echo\n  replicas: \"{scalar}\"\n"))),
-            ("digits", manifest(&format!("  engine: echo\n  replicas: {}\n", "9".repeat(1 << 20)))),
+            (
+                "scalar as number",
+                manifest(&format!("  engine: echo\n  replicas: \"{scalar}\"\n")),
+            ),
+            (
+                "digits",
+                manifest(&format!(
+                    "  engine: echo\n  replicas: {}\n",
+                    "9".repeat(1 << 20)
+                )),
+            ),
             ("quote", format!("a: \"{scalar}")),
             ("documents", "---\na\n".repeat(50_000)),
             ("empty documents", format!("{}a", "---\n".repeat(80_000))),
-            ("problems", format!("{0}---\n", manifest("  engine: nope\n")).repeat(1000)),
+            (
+                "problems",
+                format!("{0}---\n", manifest("  engine: nope\n")).repeat(1000),
+            ),
             ("directives", "%TAG !a! b\n".repeat(90_000)),
-            ("anchors", format!("a: [{}]\n", (0..50_000).map(|n| format!("&a{n} b,")).collect::<String>())),
+            (
+                "anchors",
+                format!(
+                    "a: [{}]\n",
+                    (0..50_000).map(|n| format!("&a{n} b,")).collect::<String>()
+                ),
+            ),
             ("tags", "!a ".repeat(300_000)),
             ("NUL bytes", "\0".repeat(1 << 20)),
-            ("many names", format!("{}\nkind: 1", "a: 1\n".repeat(40_000))),
+            (
+                "many names",
+                format!("{}\nkind: 1", "a: 1\n".repeat(40_000)),
+            ),
         ] {
             refused_in_time(name, text.as_bytes());
         }
@@ -681,7 +815,12 @@ mod tests {
             prop_oneof![
                 prop::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
                 prop::collection::vec((word.clone(), inner), 0..6).prop_map(|entries| {
-                    Value::Mapping(entries.into_iter().map(|(key, value)| (Value::from(key), value)).collect())
+                    Value::Mapping(
+                        entries
+                            .into_iter()
+                            .map(|(key, value)| (Value::from(key), value))
+                            .collect(),
+                    )
                 }),
             ]
         })

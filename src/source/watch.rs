@@ -132,7 +132,8 @@ pub fn watch(
         changes.into_iter().for_each(&wake);
     })
     .map_err(unavailable)?;
-    let folder = std::path::absolute(folder).map_err(|error| unavailable(notify::Error::io(error)))?;
+    let folder =
+        std::path::absolute(folder).map_err(|error| unavailable(notify::Error::io(error)))?;
     let mut watch = Watch {
         watcher,
         folder,
@@ -211,7 +212,8 @@ impl Targets {
             && let Ok(metadata) = fs::metadata(path)
             && metadata.is_dir()
         {
-            self.folders.insert(path.to_owned(), (metadata.dev(), metadata.ino()));
+            self.folders
+                .insert(path.to_owned(), (metadata.dev(), metadata.ino()));
         }
     }
 }
@@ -244,7 +246,10 @@ fn targets_below(root: &Path, depth: Depth, targets: &mut Targets) {
             let Ok(kind) = entry.file_type() else {
                 continue;
             };
-            if kind.is_file() || folder::is_ignored(&entry.file_name()) || targets.folders.len() >= WATCH_LIMIT {
+            if kind.is_file()
+                || folder::is_ignored(&entry.file_name())
+                || targets.folders.len() >= WATCH_LIMIT
+            {
                 continue;
             }
             let path = entry.path();
@@ -345,7 +350,11 @@ fn changes(event: notify::Result<Event>, interest: &mut Interest) -> Vec<FolderC
     if happening == Happening::Nothing {
         return Vec::new();
     }
-    event.paths.iter().filter_map(|path| change(happening, path, interest)).collect()
+    event
+        .paths
+        .iter()
+        .filter_map(|path| change(happening, path, interest))
+        .collect()
 }
 
 /// What happened to a path.
@@ -368,17 +377,23 @@ fn happening(kind: EventKind) -> Happening {
         EventKind::Access(AccessKind::Close(AccessMode::Write))
         | EventKind::Modify(ModifyKind::Name(RenameMode::To)) => Happening::Finished,
         EventKind::Create(_) => Happening::Appeared,
-        EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)) => Happening::Gone,
+        EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)) => {
+            Happening::Gone
+        }
         // A file may have become readable.
         EventKind::Modify(ModifyKind::Metadata(_)) => Happening::Touched,
         // Both sides of a renaming are told one by one as well.
-        EventKind::Modify(_) | EventKind::Access(_) | EventKind::Any | EventKind::Other => Happening::Nothing,
+        EventKind::Modify(_) | EventKind::Access(_) | EventKind::Any | EventKind::Other => {
+            Happening::Nothing
+        }
     }
 }
 
 fn change(happening: Happening, path: &Path, interest: &mut Interest) -> Option<FolderChange> {
     let (parent, name) = (path.parent()?, path.file_name()?);
-    let leads_elsewhere = interest.names.contains(&(parent.to_owned(), name.to_owned()));
+    let leads_elsewhere = interest
+        .names
+        .contains(&(parent.to_owned(), name.to_owned()));
     let watch_died = happening == Happening::Gone && interest.watched.contains(path);
     if leads_elsewhere || watch_died {
         interest.lost |= happening != Happening::Touched;
@@ -393,13 +408,17 @@ fn change(happening: Happening, path: &Path, interest: &mut Interest) -> Option<
     }
     if folder::is_manifest(name) {
         return match (happening, in_folder) {
-            (Happening::Finished, Some(relative)) => Some(FolderChange::Settled(relative.to_owned())),
+            (Happening::Finished, Some(relative)) => {
+                Some(FolderChange::Settled(relative.to_owned()))
+            }
             // A file that was created is told of again when it is closed; a link never is.
             (Happening::Appeared, Some(relative)) => {
                 is_whole(path).then(|| FolderChange::Settled(relative.to_owned()))
             }
             (Happening::Appeared, None) => is_whole(path).then_some(FolderChange::Rescan),
-            (Happening::Finished | Happening::Gone | Happening::Touched, _) => Some(FolderChange::Rescan),
+            (Happening::Finished | Happening::Gone | Happening::Touched, _) => {
+                Some(FolderChange::Rescan)
+            }
             (Happening::Nothing, _) => None,
         };
     }
@@ -440,7 +459,11 @@ mod tests {
             let (sender, changes) = channel();
             let wake = move |change| drop(sender.send(change));
             let watch = watch(&dir.path().join(folder), depth, wake).unwrap();
-            Self { dir, watch, changes }
+            Self {
+                dir,
+                watch,
+                changes,
+            }
         }
 
         fn path(&self, file: &str) -> PathBuf {
@@ -452,7 +475,10 @@ mod tests {
             let deadline = Instant::now() + Duration::from_secs(5);
             loop {
                 let left = deadline.saturating_duration_since(Instant::now());
-                let change = self.changes.recv_timeout(left).unwrap_or_else(|_| panic!("no {wanted:?}"));
+                let change = self
+                    .changes
+                    .recv_timeout(left)
+                    .unwrap_or_else(|_| panic!("no {wanted:?}"));
                 if change == *wanted {
                     return;
                 }
@@ -475,7 +501,10 @@ mod tests {
             fs::write(self.path(mark), "").unwrap();
             let mut reported = Vec::new();
             loop {
-                let change = self.changes.recv_timeout(Duration::from_secs(5)).expect("the mark is reported");
+                let change = self
+                    .changes
+                    .recv_timeout(Duration::from_secs(5))
+                    .expect("the mark is reported");
                 match change {
                     FolderChange::Settled(path) if path.ends_with("mark.yaml") => return reported,
                     change => reported.push(change),
@@ -494,11 +523,19 @@ mod tests {
         fs::write(world.path("manifests/a.yaml"), "a").unwrap();
         world.expect_settled("a.yaml");
         fs::write(world.path("manifests/b.tmp"), "b").unwrap();
-        fs::rename(world.path("manifests/b.tmp"), world.path("manifests/b.yaml")).unwrap();
+        fs::rename(
+            world.path("manifests/b.tmp"),
+            world.path("manifests/b.yaml"),
+        )
+        .unwrap();
         world.expect_settled("b.yaml");
         symlink("b.yaml", world.path("manifests/c.yaml")).unwrap();
         world.expect_settled("c.yaml");
-        fs::hard_link(world.path("manifests/b.yaml"), world.path("manifests/d.yaml")).unwrap();
+        fs::hard_link(
+            world.path("manifests/b.yaml"),
+            world.path("manifests/d.yaml"),
+        )
+        .unwrap();
         world.expect_settled("d.yaml");
         fs::remove_file(world.path("manifests/a.yaml")).unwrap();
         world.expect_rescan();
@@ -510,19 +547,29 @@ mod tests {
         let world = World::new(with_folder);
         fs::write(world.path("manifests/a.yaml"), "a").unwrap();
         world.expect_settled("a.yaml");
-        let mut open = fs::File::options().append(true).open(world.path("manifests/a.yaml")).unwrap();
+        let mut open = fs::File::options()
+            .append(true)
+            .open(world.path("manifests/a.yaml"))
+            .unwrap();
         let reported = world.reported("manifests/mark.yaml", || {
             open.write_all(b"b").unwrap();
             open.flush().unwrap();
             fs::read(world.path("manifests/a.yaml")).unwrap();
-            fs::read_dir(world.path("manifests")).unwrap().for_each(drop);
+            fs::read_dir(world.path("manifests"))
+                .unwrap()
+                .for_each(drop);
             fs::write(world.path("manifests/.a.yaml.swp"), "").unwrap();
             fs::write(world.path("manifests/notes.txt"), "").unwrap();
             fs::write(world.path("beside.yaml"), "").unwrap();
             fs::create_dir(world.path("manifests/folder")).unwrap();
         });
         // A new folder changes the link count of its parent on some file systems, which is reported as a touch.
-        assert!(!reported.iter().any(|change| matches!(change, FolderChange::Settled(_))), "{reported:?}");
+        assert!(
+            !reported
+                .iter()
+                .any(|change| matches!(change, FolderChange::Settled(_))),
+            "{reported:?}"
+        );
         drop(open);
         world.expect_settled("a.yaml");
     }
@@ -587,7 +634,11 @@ mod tests {
             symlink("../elsewhere/b.yaml", at("b.yaml")).unwrap();
         });
         symlink("..v2", world.path("manifests/..data_tmp")).unwrap();
-        fs::rename(world.path("manifests/..data_tmp"), world.path("manifests/..data")).unwrap();
+        fs::rename(
+            world.path("manifests/..data_tmp"),
+            world.path("manifests/..data"),
+        )
+        .unwrap();
         world.expect_rescan();
         fs::write(world.path("elsewhere/b.yaml"), "bb").unwrap();
         world.expect_rescan();
@@ -613,7 +664,10 @@ mod tests {
         assert_eq!(changes(Err(error), &mut interest), [FolderChange::Rescan]);
         assert!(interest.lost);
         let overflow = Event::new(EventKind::Other).set_flag(notify::event::Flag::Rescan);
-        assert_eq!(changes(Ok(overflow), &mut Interest::default()), [FolderChange::Rescan]);
+        assert_eq!(
+            changes(Ok(overflow), &mut Interest::default()),
+            [FolderChange::Rescan]
+        );
     }
 
     #[test]

@@ -26,7 +26,7 @@ use nix::libc;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::{StoreError, folder};
-use crate::procfs;
+use crate::procfs::Procfs;
 
 /// More than any controller writes about itself.
 const FILE_LIMIT: u64 = 64 * 1024;
@@ -65,12 +65,14 @@ impl Controller {
         settings: serde_json::Value,
     ) -> io::Result<Self> {
         let pid = std::process::id();
-        let start_ticks = procfs::start_ticks(pid)?
-            .ok_or_else(|| io::Error::other("this process is not in /proc"))?;
+        let start_ticks = Procfs::default()
+            .stat(pid)?
+            .ok_or_else(|| io::Error::other("this process is not in /proc"))?
+            .start_ticks;
         Ok(Self {
             pid,
             start_ticks,
-            boot_id: procfs::boot_id()?,
+            boot_id: Procfs::default().boot_id()?,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             started_at,
             folder,
@@ -80,9 +82,10 @@ impl Controller {
 
     /// Whether its very process lives. What cannot be read is no proof.
     fn is_proven_alive(&self) -> bool {
-        let same_boot = procfs::boot_id().is_ok_and(|boot_id| boot_id == self.boot_id);
-        same_boot
-            && procfs::start_ticks(self.pid).is_ok_and(|ticks| ticks == Some(self.start_ticks))
+        let proc = Procfs::default();
+        let stat = proc.stat(self.pid).ok().flatten();
+        proc.boot_id().is_ok_and(|boot_id| boot_id == self.boot_id)
+            && stat.is_some_and(|stat| !stat.is_gone() && stat.start_ticks == self.start_ticks)
     }
 }
 

@@ -6,5 +6,6 @@
 
 pub mod gguf;
 pub mod http;
+pub mod launcher;
 pub mod llama;
 pub mod process;

@@ -1,0 +1,681 @@
+//! The loop: the only place that holds state and awaits. One thread drives it.
+//!
+//! Wakes only mark that it is time to look again. Each pass rebuilds what is wished and known from caches, decides, commits
+//! the records, starts effects, tells people, and sleeps until a wake or the plan's earliest deadline.
+//!
+//! Invariant: every wake may be lost. A resync looks at everything, so that the loop converges without any.
+
+mod execute;
+
+mod wake;
+
+pub mod step;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tokio::signal::unix::{Signal, SignalKind as UnixSignal, signal};
+use tokio::sync::Notify;
+use tracing::{debug, info, warn};
+use uuid::Uuid;
+
+use crate::clock::Clock;
+use crate::desired::Desired;
+use crate::devices::{self, InventoryError};
+use crate::event::{Event, Reason};
+use crate::journal::{Journal, JournalError};
+use crate::launch::Launcher;
+use crate::launch::process::ProcessLauncher;
+use crate::names::{InstanceName, LaunchId};
+use crate::observed::{Inventory, Liveness};
+use crate::plan::{Intent, Plan, Settings};
+use crate::probe::{Prober, ProberError};
+use crate::record::Launch;
+use crate::source::folder::{Depth, FolderError, WorldWritable, check_folder};
+use crate::source::scan::{Scan, ScanOptions, Scanner};
+use crate::source::watch::{FolderChange, FolderChanges, Watch, watch};
+use crate::store::{Controller as LockHolder, LockError, StateLock, Store, StoreError};
+use execute::Executor;
+use step::Core;
+use wake::Wake;
+
+/// How a controller is set up. Written into the lock file, so that the command line plans with the same settings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Options {
+    /// The manifest folder.
+    pub folder: PathBuf,
+    /// The state folder.
+    pub state: PathBuf,
+    /// An inventory file instead of looking for devices.
+    pub devices: Option<PathBuf>,
+    /// How long a document must be absent before its instances are stopped.
+    pub removal_grace_seconds: f64,
+    /// How often everything is looked at without a wake.
+    pub resync_seconds: f64,
+    /// Instances between launch and ready at a time; 0: any number.
+    pub max_launches: u32,
+    /// Instead of the engines' own start-up deadlines.
+    pub startup_deadline_seconds: Option<u32>,
+    /// Labels of this host, for `nodeSelector`.
+    pub node_labels: BTreeMap<String, String>,
+    /// Whether folders in the folder are looked into.
+    pub recursive: bool,
+    /// Scan this often, for file systems without events.
+    pub poll_seconds: Option<f64>,
+    /// What ending the controller does to the instances; none: SIGTERM leaves them, SIGINT stops them.
+    pub on_exit: Option<OnExit>,
+    /// Accept a folder that everybody may write to.
+    pub allow_world_writable: bool,
+}
+
+/// What ending the controller does to the instances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum OnExit {
+    /// They are stopped.
+    Stop,
+    /// They are left running.
+    Leave,
+}
+
+impl Options {
+    /// The plan's part of it.
+    pub fn settings(&self, intent: Intent) -> Settings {
+        let node = nix::unistd::gethostname()
+            .ok()
+            .and_then(|name| name.into_string().ok())
+            .unwrap_or_else(|| "localhost".to_owned());
+        let mut node_labels = self.node_labels.clone();
+        node_labels
+            .entry("kubernetes.io/hostname".to_owned())
+            .or_insert_with(|| node.clone());
+        Settings {
+            removal_grace: seconds(self.removal_grace_seconds),
+            max_launches: self.max_launches,
+            startup_deadline: self
+                .startup_deadline_seconds
+                .map(|seconds| Duration::from_secs(seconds.into())),
+            node,
+            node_labels,
+            intent,
+        }
+    }
+
+    /// How the folder is scanned.
+    pub fn scan_options(&self) -> ScanOptions {
+        ScanOptions {
+            depth: if self.recursive {
+                Depth::Recursive
+            } else {
+                Depth::Flat
+            },
+        }
+    }
+}
+
+/// A duration from a number that clap has checked; nonsense becomes nothing rather than a panic.
+fn seconds(number: f64) -> Duration {
+    Duration::try_from_secs_f64(number).unwrap_or_default()
+}
+
+/// Why a controller does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The manifest folder is unfit.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    /// Another controller has the state folder, or it cannot be locked.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// The state folder is unfit.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The journal cannot be opened.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The inventory cannot be read.
+    #[error(transparent)]
+    Inventory(#[from] InventoryError),
+    /// Probing cannot be set up.
+    #[error(transparent)]
+    Prober(#[from] ProberError),
+    /// The system refuses what every controller needs.
+    #[error("{what}")]
+    System {
+        /// What was asked of it.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// A controller that ends leaves its lock within milliseconds; a start waits this long for it, so that a restart does not
+/// trip over its predecessor.
+const LOCK_PATIENCE: Duration = Duration::from_millis(500);
+
+/// How long start-up waits for the first scan before it looks after what runs without knowing what is wished.
+const FIRST_SCAN_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The shortest sleep after a pass that changed nothing and has a deadline in the past: a fault of the plan must not burn
+/// a core.
+const IDLE_FLOOR: Duration = Duration::from_millis(20);
+
+/// What the folder's watcher marked since the last scan: its thread writes, the loop takes; neither holds it longer.
+#[derive(Default)]
+struct Marks {
+    changes: Mutex<FolderChanges>,
+    notify: Notify,
+}
+
+/// Where people are told: each pass's plan, for a progress line.
+pub type Onlooker = Box<dyn FnMut(&Plan)>;
+
+/// Runs a controller until it is told to end.
+///
+/// # Errors
+/// Only before the first pass: a running controller goes on whatever happens.
+pub async fn run(options: Options, intent: Intent, onlooker: Onlooker) -> Result<(), RunError> {
+    let system = |what| move |source| RunError::System { what, source };
+    if intent == Intent::Reconcile {
+        let world_writable = if options.allow_world_writable {
+            WorldWritable::Allowed
+        } else {
+            WorldWritable::Refused
+        };
+        check_folder(&options.folder, world_writable)?;
+    }
+    let inventory = devices::inventory(options.devices.as_deref())?;
+    let clock = Clock::new();
+    let introduction = serde_json::to_value(&options).unwrap_or_default();
+    let holder = LockHolder::this(clock.now(), options.folder.clone(), introduction)
+        .map_err(system("this process cannot be found in /proc"))?;
+    let mut store = Store::open(&options.state)?;
+    let lock = acquire_lock(&options, &holder).await?;
+    let launcher = ProcessLauncher::new(&options.state);
+    let prober = Prober::new(launcher.clone())?;
+    let journal = Journal::open(&options.state)?;
+    let loaded = store.load()?;
+    let owners = loaded
+        .records
+        .iter()
+        .map(|(name, record)| (name.deployment.clone(), record.source.file.clone()))
+        .collect();
+    let marks = Arc::new(Marks::default());
+    let signals = Signals {
+        terminate: signal(UnixSignal::terminate()).map_err(system("SIGTERM cannot be handled"))?,
+        interrupt: signal(UnixSignal::interrupt()).map_err(system("SIGINT cannot be handled"))?,
+        hang_up: signal(UnixSignal::hangup()).map_err(system("SIGHUP cannot be handled"))?,
+    };
+    let mut controller = Controller {
+        scanner: Some(Box::new(Scanner::new(
+            options.folder.clone(),
+            options.scan_options(),
+            owners,
+        ))),
+        settings: options.settings(intent),
+        watch: None,
+        marks,
+        inventory,
+        clock,
+        store,
+        journal,
+        core: Core::recover(loaded.records, loaded.quarantined),
+        executor: Executor::new(launcher, prober),
+        desired: Desired::default(),
+        look_again_at: None,
+        is_scan_wanted: true,
+        onlooker,
+        options,
+        _lock: lock,
+    };
+    for (reason, message) in loaded.events {
+        controller.tell(&Event::general(controller.clock.now(), reason, message));
+    }
+    controller.arm_watch();
+    controller.adopt();
+    controller.first_scan().await;
+    controller.reconcile(signals).await;
+    Ok(())
+}
+
+async fn acquire_lock(options: &Options, holder: &LockHolder) -> Result<StateLock, LockError> {
+    let mut retry = tokio::time::interval(Duration::from_millis(25));
+    let deadline = tokio::time::Instant::now() + LOCK_PATIENCE;
+    loop {
+        retry.tick().await;
+        match StateLock::acquire(&options.state, holder) {
+            Err(LockError::Held { .. }) if tokio::time::Instant::now() < deadline => {}
+            answer => return answer,
+        }
+    }
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hang_up: Signal,
+}
+
+struct Controller {
+    options: Options,
+    settings: Settings,
+    inventory: Inventory,
+    clock: Clock,
+    store: Store,
+    journal: Journal,
+    core: Core,
+    executor: Executor,
+    /// Away while a scan is under way.
+    scanner: Option<Box<Scanner>>,
+    watch: Option<Watch>,
+    marks: Arc<Marks>,
+    desired: Desired,
+    /// When a scan that could not know yet will.
+    look_again_at: Option<Timestamp>,
+    is_scan_wanted: bool,
+    onlooker: Onlooker,
+    /// Held for life.
+    _lock: StateLock,
+}
+
+/// Why the loop ends.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    /// Instances are left as they are.
+    Leave,
+    /// Everything is stopped.
+    AllStopped,
+}
+
+impl Controller {
+    /// Watches the folder. Without a watch everything still converges at each resync.
+    fn arm_watch(&mut self) {
+        if self.options.poll_seconds.is_some() {
+            return;
+        }
+        let marks = self.marks.clone();
+        let wake = move |change: FolderChange| {
+            let mut changes = marks.changes.lock().unwrap_or_else(PoisonError::into_inner);
+            changes.note(change);
+            drop(changes);
+            marks.notify.notify_one();
+        };
+        match watch(
+            &self.options.folder,
+            self.options.scan_options().depth,
+            wake,
+        ) {
+            Ok(watch) => self.watch = Some(watch),
+            Err(error) => {
+                warn!(error = %chain(&error), "the folder is not watched: changes are seen at each resync")
+            }
+        }
+    }
+
+    /// Finds out what runs, before anything is decided.
+    fn adopt(&mut self) {
+        let now = self.clock.now();
+        let launches: Vec<(InstanceName, Launch)> = self.launches().collect();
+        for (name, launch) in launches {
+            self.inspect(&name, &launch);
+            let is_alive = self
+                .core
+                .observed()
+                .instances
+                .get(&name)
+                .is_some_and(|instance| instance.liveness == Liveness::Alive);
+            if let Some(pid) = launch
+                .handle
+                .as_ref()
+                .and_then(crate::record::Handle::pid)
+                .filter(|_| is_alive)
+            {
+                let event =
+                    Event::of_instance(now, &name, Reason::Adopted, format!("pid {pid} goes on"));
+                self.tell(&event.launch(launch.id));
+            }
+        }
+    }
+
+    fn launches(&self) -> impl Iterator<Item = (InstanceName, Launch)> + '_ {
+        let instances = self.core.observed().instances.iter();
+        instances
+            .filter_map(|(name, instance)| Some((name.clone(), instance.record.launch.clone()?)))
+    }
+
+    fn launch(&self, name: &InstanceName) -> Option<Launch> {
+        self.core
+            .observed()
+            .instances
+            .get(name)?
+            .record
+            .launch
+            .clone()
+    }
+
+    /// Looks whether a launch runs, and watches it if anything of it does.
+    fn inspect(&mut self, name: &InstanceName, launch: &Launch) {
+        if launch.handle.is_none() {
+            return;
+        }
+        let Some(instance) = self.core.observed().instances.get(name) else {
+            return;
+        };
+        let seen = self.executor.seen(launch.id);
+        let liveness =
+            self.executor
+                .launcher
+                .inspect(name, launch, &instance.record.spec.env, seen);
+        let is_watchable = matches!(liveness, Liveness::Alive | Liveness::LeaderGone { .. });
+        self.core.saw(name, launch.id, liveness);
+        if is_watchable {
+            self.executor.watch(name.clone(), launch);
+        }
+    }
+
+    /// Without knowing what is wished there is little to decide, so start-up waits for it; a hung file system does not keep
+    /// it from looking after what runs.
+    async fn first_scan(&mut self) {
+        self.start_scan();
+        let scanned =
+            tokio::time::timeout(FIRST_SCAN_PATIENCE, self.executor.tasks.join_next()).await;
+        match scanned {
+            Ok(Some(Ok(wake))) => self.take(wake),
+            Ok(Some(Err(_)) | None) | Err(_) => {}
+        }
+    }
+
+    async fn reconcile(&mut self, mut signals: Signals) {
+        let mut next_resync = self.clock.now() + self.resync();
+        loop {
+            self.start_scan();
+            let (deadline, is_busy) = self.pass();
+            if self.settings.intent == Intent::StopAll && self.core.observed().instances.is_empty()
+            {
+                self.end(&End::AllStopped);
+                return;
+            }
+            let now = self.clock.now();
+            let wake_at = [Some(next_resync), deadline, self.look_again_at]
+                .into_iter()
+                .flatten()
+                .min()
+                .unwrap_or(next_resync);
+            let mut sleep = Duration::try_from(wake_at.duration_since(now)).unwrap_or_default();
+            if !is_busy {
+                sleep = sleep.max(IDLE_FLOOR);
+            }
+            tokio::select! {
+                biased;
+                _ = signals.terminate.recv() => {
+                    if self.asked_to_end(OnExit::Leave) { return; }
+                }
+                _ = signals.hang_up.recv() => {
+                    if self.asked_to_end(OnExit::Leave) { return; }
+                }
+                _ = signals.interrupt.recv() => {
+                    if self.asked_to_end(OnExit::Stop) { return; }
+                }
+                Some(ended) = self.executor.tasks.join_next() => {
+                    self.take_joined(ended);
+                }
+                () = self.marks.notify.notified() => {
+                    self.is_scan_wanted = true;
+                }
+                () = tokio::time::sleep(sleep) => {}
+            }
+            // Many wakes, one pass.
+            while let Some(ended) = self.executor.tasks.try_join_next() {
+                self.take_joined(ended);
+            }
+            let now = self.clock.now();
+            if self.look_again_at.is_some_and(|at| at <= now) {
+                self.is_scan_wanted = true;
+            }
+            if next_resync <= now {
+                self.look_at_everything();
+                next_resync = now + self.resync();
+            }
+        }
+    }
+
+    /// The next resync: jittered, so that the controllers of a rack do not march in step.
+    fn resync(&self) -> Duration {
+        let period = seconds(
+            self.options
+                .poll_seconds
+                .unwrap_or(self.options.resync_seconds),
+        );
+        let jitter = u32::from(Uuid::new_v4().as_bytes()[0]);
+        period.saturating_mul(950 + jitter * 100 / 255) / 1000
+    }
+
+    /// A signal asks to end. Returns whether to end at once.
+    fn asked_to_end(&mut self, by_default: OnExit) -> bool {
+        let is_second = self.settings.intent == Intent::StopAll;
+        match self.options.on_exit.unwrap_or(by_default) {
+            OnExit::Stop if !is_second => {
+                info!("stopping every instance; a second signal leaves at once");
+                self.settings.intent = Intent::StopAll;
+                false
+            }
+            OnExit::Stop | OnExit::Leave => {
+                self.end(&End::Leave);
+                true
+            }
+        }
+    }
+
+    fn end(&mut self, end: &End) {
+        let running = self.launches().count();
+        match end {
+            End::Leave => info!(
+                running,
+                "ending; instances go on, and the next start adopts them"
+            ),
+            End::AllStopped => info!("ending; everything is stopped"),
+        }
+    }
+
+    fn take_joined(&mut self, ended: Result<Wake, tokio::task::JoinError>) {
+        match ended {
+            Ok(wake) => self.take(wake),
+            // A task of ours panicked: its effect has no outcome, and a resync finds the truth.
+            Err(error) => warn!(%error, "an effect broke off"),
+        }
+    }
+
+    /// Takes in what a wake brought. Decides nothing.
+    fn take(&mut self, wake: Wake) {
+        let now = self.clock.now();
+        match wake {
+            Wake::Outcome {
+                instance,
+                launch_id,
+                outcome,
+                gate,
+            } => {
+                debug!(%instance, %launch_id, ?outcome, "an effect ended");
+                if let Some(launch) = self
+                    .launch(&instance)
+                    .filter(|launch| launch.id == launch_id)
+                {
+                    self.inspect(&instance, &launch);
+                }
+                if self.core.outcome(&instance, launch_id, outcome)
+                    && let Some(gate) = gate
+                {
+                    self.executor.keep_gate(launch_id, gate);
+                }
+            }
+            Wake::Probed {
+                instance,
+                launch_id,
+                purpose,
+                result,
+            } => {
+                debug!(%instance, ?purpose, %result, "a probe ended");
+                if let Some(event) = self.core.probed(&instance, launch_id, purpose, result, now) {
+                    self.tell(&event);
+                }
+            }
+            Wake::Ended {
+                instance,
+                launch_id,
+                status,
+            } => {
+                debug!(%instance, %launch_id, ?status, "something of it ended");
+                self.executor.watch_ended(launch_id, status);
+                if let Some(launch) = self
+                    .launch(&instance)
+                    .filter(|launch| launch.id == launch_id)
+                {
+                    self.inspect(&instance, &launch);
+                }
+            }
+            Wake::Scanned(None) => {
+                warn!("a scan of the folder broke off");
+                let owners = self.owners();
+                let scanner = Scanner::new(
+                    self.options.folder.clone(),
+                    self.options.scan_options(),
+                    owners,
+                );
+                self.scanner = Some(Box::new(scanner));
+            }
+            Wake::Scanned(Some(scanned)) => {
+                let (scanner, scan) = *scanned;
+                self.scanner = Some(Box::new(scanner));
+                let Scan {
+                    desired,
+                    events,
+                    look_again_at,
+                } = scan;
+                self.desired = desired;
+                self.look_again_at = look_again_at;
+                for event in &events {
+                    self.tell(event);
+                }
+            }
+        }
+    }
+
+    fn owners(&self) -> BTreeMap<crate::names::DeploymentName, PathBuf> {
+        let instances = self.core.observed().instances.iter();
+        instances
+            .map(|(name, instance)| (name.deployment.clone(), instance.record.source.file.clone()))
+            .collect()
+    }
+
+    /// Scans the folder if that is wanted, beside the loop: a hung file system holds up nothing.
+    fn start_scan(&mut self) {
+        if !self.is_scan_wanted || self.settings.intent == Intent::StopAll {
+            return;
+        }
+        let Some(mut scanner) = self.scanner.take() else {
+            return;
+        };
+        self.is_scan_wanted = false;
+        self.look_again_at = None;
+        if let Some(watch) = &mut self.watch
+            && let Err(error) = watch.rearm()
+        {
+            debug!(error = %chain(&error), "not all of the folder is watched");
+        }
+        let settled: BTreeSet<PathBuf> = {
+            let mut changes = self
+                .marks
+                .changes
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            changes.take_settled()
+        };
+        let now = self.clock.now();
+        let scanning = tokio::task::spawn_blocking(move || {
+            let scan = scanner.scan(now, &settled);
+            Box::new((*scanner, scan))
+        });
+        self.executor
+            .tasks
+            .spawn_local(async move { Wake::Scanned(scanning.await.ok()) });
+    }
+
+    /// The safety net below every wake.
+    fn look_at_everything(&mut self) {
+        self.is_scan_wanted = true;
+        self.core.doubt_again();
+        let launches: Vec<_> = self.launches().collect();
+        for (name, launch) in launches {
+            self.inspect(&name, &launch);
+            if let Err(error) = self.executor.launcher.cap_log(&name) {
+                warn!(instance = %name, error = %chain(&error), "its log could not be kept within its size");
+            }
+        }
+        if !self.core.observed().quarantined.is_empty() {
+            match self.store.load() {
+                Ok(loaded) => self.core.set_quarantined(loaded.quarantined),
+                Err(error) => warn!(error = %chain(&error), "the quarantine cannot be read"),
+            }
+        }
+    }
+
+    /// One pass. Returns its deadline, and whether it changed anything.
+    fn pass(&mut self) -> (Option<Timestamp>, bool) {
+        let pass = self.core.pass(
+            &self.desired,
+            &self.inventory,
+            &self.settings,
+            self.clock.now(),
+            Uuid::new_v4(),
+            &mut self.store,
+        );
+        for event in &pass.events {
+            self.tell(event);
+        }
+        for name in &pass.watches {
+            if let Some(launch) = self.launch(name) {
+                self.inspect(name, &launch);
+            }
+        }
+        for name in &pass.forgotten {
+            if let Err(error) = self.executor.launcher.remove(name) {
+                warn!(instance = %name, error = %chain(&error), "its temporary folder could not be removed");
+            }
+        }
+        let is_busy = pass.plan.is_change();
+        for (name, action) in pass.actions {
+            if let Some(launch) = self.launch(&name) {
+                self.executor.start(name, &launch, action);
+            }
+        }
+        if is_busy {
+            let held: BTreeSet<LaunchId> = self.launches().map(|(_, launch)| launch.id).collect();
+            self.executor.keep_only(|id| held.contains(&id));
+        }
+        (self.onlooker)(&pass.plan);
+        (pass.deadline, is_busy)
+    }
+
+    /// Tells people: the journal for users, the log for operators.
+    fn tell(&mut self, event: &Event) {
+        let (subject, reason, message) = (event.subject(), event.reason, &event.message);
+        if event.reason.is_warning() {
+            warn!(target: "evenkeel::event", %subject, %reason, "{message}");
+        } else {
+            info!(target: "evenkeel::event", %subject, %reason, "{message}");
+        }
+        if let Err(error) = self.journal.append(event) {
+            warn!(error = %chain(&error), "an event could not be kept");
+        }
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    crate::cli::report::causes(error).join(": ")
+}
