@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use evenkeel::launch::group;
 use evenkeel::launch::process::ProcessLauncher;
 use evenkeel::launch::{Launcher, PrepareError, Prepared};
-use evenkeel::names::{InstanceName, LaunchId};
+use evenkeel::names::{InstanceName, LaunchId, Port};
 use evenkeel::observed::Liveness;
 use evenkeel::order::{LaunchOrder, Program};
+use evenkeel::probe::port_holder;
 use evenkeel::procfs::Procfs;
 use evenkeel::record::{Handle, Launch, Lease, ProcessHandle};
 use evenkeel::spec::{EnvValue, EnvVar};
@@ -186,6 +187,21 @@ impl Drop for Stray {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// A port that nobody listens on.
+pub async fn free_port() -> Port {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = Port::try_from(listener.local_addr().unwrap().port()).unwrap();
+    drop(listener);
+    released(port).await;
+    port
+}
+
+/// Waits until a port whose listener was closed here is free: a process that another test is starting right now has a
+/// copy of the listener until its exec.
+pub async fn released(port: Port) {
+    eventually("the port is free", || port_holder(port).is_none()).await;
 }
 
 pub fn pid(launch: &Launch) -> u32 {
