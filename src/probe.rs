@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use reqwest::{Client, Response, StatusCode, redirect};
 
-use crate::launch::group::Scan;
+use crate::launch::group::{Identity, Scan, is_still};
 use crate::launch::process::{ProcessLauncher, off_loop};
 use crate::launch::{Effect, Unproven};
 use crate::names::Port;
@@ -122,10 +122,16 @@ impl Prober {
     }
 
     async fn owner(&self, port: Port, launch: &Launch) -> Owner {
-        let scan = self.launcher.scan(launch);
         let proc = self.proc.clone();
-        let found = async move {
-            let scan = scan.await;
+        let known = self.launcher.known_members(launch);
+        let found = async {
+            // Nearly always the leader or a known member listens, and nobody else needs to be looked at: a thousand
+            // instances must not mean a thousand passes over all processes.
+            if off_loop(move || known_listen(&proc, port, &known)).await {
+                return Owner::Instance;
+            }
+            let scan = self.launcher.scan(launch).await;
+            let proc = self.proc.clone();
             off_loop(move || owner(&proc, port, &scan)).await
         };
         // The benefit of the doubt, as everywhere here.
@@ -152,6 +158,26 @@ enum Owner {
     Instance,
     Stranger(Stranger),
     Nobody,
+}
+
+/// Whether these processes, which are members if they still are who they were, hold every socket that a connection may
+/// arrive at.
+fn known_listen(proc: &Procfs, port: Port, known: &[Identity]) -> bool {
+    let Ok(mut listeners) = proc.listeners(port) else {
+        return false;
+    };
+    if listeners.is_empty() {
+        return false;
+    }
+    known.iter().any(|&member| {
+        // Proven after it was looked into: then it was the same process meanwhile.
+        if let Ok(Some(held)) = proc.sockets(member.pid)
+            && is_still(proc, member)
+        {
+            listeners.retain(|inode| !held.contains(inode));
+        }
+        listeners.is_empty()
+    })
 }
 
 fn owner(proc: &Procfs, port: Port, scan: &Result<Scan, Unproven>) -> Owner {
@@ -300,7 +326,7 @@ fn in_words(error: &reqwest::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::launch::group::{Doubt, Identity};
+    use crate::launch::group::Doubt;
 
     #[test]
     fn an_answer_is_told_in_plain_words() {

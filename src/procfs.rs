@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
@@ -189,10 +190,16 @@ impl Procfs {
         }
     }
 
-    /// Whether a process was started by the reader's user. What cannot be read counts as such.
+    /// Whether a process was started by the reader's user. What cannot be told counts as such.
     pub fn has_own_uid(&self, pid: u32) -> bool {
-        let Ok(status) = read_text(&self.of(pid, "status")) else {
-            return true;
+        let status = match read_text(&self.of(pid, "status")) {
+            Ok(status) => status,
+            // A /proc mounted with `hidepid=1`: it still shows whose the folder is.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return std::fs::metadata(self.root.join(pid.to_string()))
+                    .is_ok_and(|folder| folder.uid() == self.own_uid);
+            }
+            Err(_) => return true,
         };
         let uid = status
             .lines()

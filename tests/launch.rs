@@ -210,6 +210,21 @@ async fn a_gate_that_is_dropped_never_runs_the_engine_and_leaves_no_zombie() {
 }
 
 #[tokio::test]
+async fn an_engine_outlives_the_effect_that_let_it_run() {
+    let mut world = World::new();
+    let (launch, prepared) = world
+        .prepare(world.shell("echo up; exec sleep 1000"))
+        .await
+        .unwrap();
+    let mut opening = prepared.gate.open();
+    // Once, and then the controller is told to end.
+    let _ = tokio::time::timeout(Duration::ZERO, &mut opening).await;
+    drop(opening);
+    eventually("it is up", || world.log() == "up\n").await;
+    assert_eq!(world.inspect(&launch), Liveness::Alive);
+}
+
+#[tokio::test]
 async fn a_gate_whose_controller_dies_never_runs_the_engine() {
     let world = World::new();
     let marker = world.path("marker");
@@ -465,7 +480,8 @@ async fn a_member_without_the_launch_id_is_proven_by_what_was_seen_before() {
     let pid_file = world.path("pid");
     let launch = world
         .start(world.shell(&format!(
-            "env -i /bin/sleep 1000 & echo $! > {}; sleep 0.2; exit 0",
+            "env -i /bin/sleep 1000 & echo $! > {}
+             while grep -aq EVENKEEL /proc/$!/environ; do sleep 0.01; done; exit 0",
             pid_file.display()
         )))
         .await;
@@ -551,6 +567,7 @@ async fn a_zombie_of_somebody_else_is_gone_and_tells_its_code() {
     let mut world = World::new();
     // Its parent lives and never collects it, as some first processes of containers do.
     let (launch, _parent) = adopted(&mut world, "exit 5", "exec sleep 1000").await;
+    go(&world);
     eventually("it has ended", || !runs(pid(&launch))).await;
     assert!(exists(pid(&launch)), "a zombie");
     let Liveness::Gone { status, .. } = world.inspect(&launch) else {
@@ -563,7 +580,8 @@ async fn a_zombie_of_somebody_else_is_gone_and_tells_its_code() {
     );
 }
 
-/// An engine that is nobody's child here: started by a shell, which then goes on as `parent` says.
+/// An engine that is nobody's child here: started by a shell, which then goes on as `parent` says. The engine waits for
+/// [`go`] first.
 async fn adopted(
     world: &mut World,
     engine: &str,
@@ -587,28 +605,40 @@ async fn adopted(
     let handle = Handle::Process(handle_of(read_pid(&pid_file).unwrap()));
     let launch = world.launched(id, Some(handle));
     assert_eq!(world.inspect(&launch), Liveness::Alive);
-    std::fs::write(go, "").unwrap();
     (launch, shell)
+}
+
+fn go(world: &World) {
+    std::fs::write(world.path("go"), "").unwrap();
+}
+
+/// Begins to watch, lets it go on, and waits for its end.
+async fn watched(world: &World, launch: &evenkeel::record::Launch) -> Option<ExitStatus> {
+    let mut watch = world.launcher.watch(launch);
+    let early = tokio::time::timeout(Duration::from_millis(50), &mut watch).await;
+    assert!(early.is_err(), "it waits");
+    go(world);
+    within("watch", watch).await
 }
 
 #[tokio::test]
 async fn the_exit_of_an_adopted_engine_is_noticed_with_its_code() {
     let mut world = World::new();
-    let (launch, _parent) = adopted(&mut world, "sleep 0.3; exit 6", "exec sleep 1000").await;
-    let status = within("watch", world.launcher.watch(&launch)).await;
+    let (launch, _parent) = adopted(&mut world, "exit 6", "exec sleep 1000").await;
+    let status = watched(&world, &launch).await;
     assert_eq!(status, Some(code(6)));
 }
 
 #[tokio::test]
 async fn the_exit_of_an_engine_whose_parent_is_gone_is_noticed() {
     let mut world = World::new();
-    let (launch, parent) = adopted(&mut world, "sleep 0.3; exit 6", "exit 0").await;
+    let (launch, parent) = adopted(&mut world, "exit 6", "exit 0").await;
     eventually("the parent has gone", || !runs(parent.pid())).await;
     assert_eq!(
         within("find", world.launcher.find(launch.id)).await,
         Ok(launch.handle.clone())
     );
-    let status = within("watch", world.launcher.watch(&launch)).await;
+    let status = watched(&world, &launch).await;
     // Who adopts it may collect it sooner than anybody else can look.
     assert!(
         [Some(code(6)), Some(ExitStatus::UNKNOWN)].contains(&status),
@@ -620,14 +650,8 @@ async fn the_exit_of_an_engine_whose_parent_is_gone_is_noticed() {
 #[tokio::test]
 async fn an_adopted_engine_is_signalled_like_a_child() {
     let mut world = World::new();
-    let (launch, _parent) = adopted(&mut world, "sleep 1000; true", "exec sleep 1000").await;
+    let (launch, _parent) = adopted(&mut world, "true", "exec sleep 1000").await;
     let watch = world.launcher.watch(&launch);
-    eventually("it sleeps", || {
-        Procfs::default()
-            .command(pid(&launch))
-            .is_some_and(|command| command == "sh")
-    })
-    .await;
     let sent = within("signal", world.launcher.signal(&launch, SignalKind::Kill)).await;
     assert!(sent.is_ok_and(|members| members >= 1));
     assert_eq!(within("watch", watch).await, Some(killed(9)));
@@ -657,6 +681,7 @@ async fn a_port_that_is_taken_is_told_with_who_has_it() {
         assert_eq!(world.log(), "", "nothing was started");
 
         drop(listener);
+        released(port).await;
         order.launch_id = LaunchId::derive(uuid::Uuid::new_v4(), &world.instance);
         let (_, prepared) = world.prepare(order).await.unwrap();
         drop(prepared);
@@ -674,8 +699,10 @@ async fn connections_that_are_still_closing_take_no_port() {
     drop(server);
     drop(client);
     drop(listener);
+    let port = Port::try_from(address.port()).unwrap();
+    released(port).await;
     let mut order = world.shell("true");
-    order.port = Some(Port::try_from(address.port()).unwrap());
+    order.port = Some(port);
     assert!(world.prepare(order).await.is_ok());
 }
 

@@ -65,11 +65,6 @@ fn serve(mut connection: TcpStream, habit: &str) {
     }
 }
 
-fn free_port() -> Port {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    Port::try_from(listener.local_addr().unwrap().port()).unwrap()
-}
-
 fn get(port: Port, path: &str) -> ProbeRequest {
     ProbeRequest {
         purpose: ProbePurpose::Readiness,
@@ -82,7 +77,7 @@ fn get(port: Port, path: &str) -> ProbeRequest {
 }
 
 async fn engine(world: &mut World, habit: &str) -> (Launch, Port) {
-    let port = free_port();
+    let port = free_port().await;
     let own = std::env::current_exe().unwrap();
     let mut order = world.order(
         own.to_str().unwrap(),
@@ -154,7 +149,7 @@ async fn an_answer_that_does_not_come_ends_with_the_timeout() {
 async fn a_refused_connection_is_still_loading() {
     let mut world = World::new();
     let launch = world.start(world.order("sleep", &["1000"])).await;
-    let port = free_port();
+    let port = free_port().await;
     let mut request = get(port, "/health");
     for method in [request.method.clone(), ProbeMethod::TcpConnect] {
         request.method = method;
@@ -179,7 +174,7 @@ async fn a_connection_is_enough_for_a_tcp_probe() {
 #[tokio::test]
 async fn a_server_that_is_a_grandchild_is_the_instance() {
     let mut world = World::new();
-    let port = free_port();
+    let port = free_port().await;
     let own = std::env::current_exe().unwrap();
     let mut order = world.shell(&format!(
         "{} --exact the_server --nocapture & wait",

@@ -26,6 +26,11 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 /// The largest value that is read from a file: the kernel takes no variable longer than 128 KiB.
 const VALUE_LIMIT: u64 = 128 << 10;
 
+/// The longest folder that an engine is given as TMPDIR. A socket's path has at most 107 bytes, and vLLM's sockets have
+/// names of 37 (`/` and a UUID): in a deeper folder it cannot start. Then it is better off with the system's own, where it
+/// may leave something behind.
+const TMPDIR_LIMIT: usize = 70;
+
 /// Inherited variables that would mislead an engine (P3): devices and ports that are not its own, the service manager's
 /// messages to *us*, and `PYTHONDONTWRITEBYTECODE`, which costs vLLM 45 s at each start.
 const SCRUBBED: [&str; 6] = [
@@ -154,7 +159,9 @@ fn environment(
         .into_iter()
         .filter(|(name, _)| !is_scrubbed(name))
         .collect();
-    environment.insert("TMPDIR".into(), tmp.into());
+    if tmp.as_os_str().len() <= TMPDIR_LIMIT {
+        environment.insert("TMPDIR".into(), tmp.into());
+    }
     for variable in &order.environment {
         let value = match &variable.value {
             EnvValue::Literal(value) => OsString::from(value),
@@ -415,6 +422,18 @@ mod tests {
         assert_eq!(value("CUDA_VISIBLE_DEVICES"), "0,1");
         assert_eq!(value("TMPDIR"), "/mine");
         assert_eq!(value("EVENKEEL_LAUNCH_ID"), order.launch_id.to_string());
+    }
+
+    #[test]
+    fn a_temporary_folder_too_deep_for_sockets_is_not_given() {
+        let order = order(Vec::new());
+        let given = |length: usize| {
+            let tmp = PathBuf::from(format!("/{}", "x".repeat(length - 1)));
+            environment(&order, &tmp, [])
+                .unwrap()
+                .contains_key(OsStr::new("TMPDIR"))
+        };
+        assert!(given(70) && !given(71));
     }
 
     #[test]

@@ -537,3 +537,30 @@ impl Gate for WaitingGate {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_bytes_pass_through_the_pipe() {
+        for bytes in [&b"plain"[..], "\u{e4}\n\"".as_bytes(), b"\xff\x00\x80", b""] {
+            let sent = Octets(OsString::from_vec(bytes.to_vec()));
+            let json = serde_json::to_string(&sent).unwrap();
+            assert_eq!(serde_json::from_str::<Octets>(&json).unwrap(), sent);
+        }
+    }
+
+    #[test]
+    fn a_length_without_sense_is_an_error_and_no_allocation() {
+        assert!(frame_length([0xff; 4]).is_err());
+        assert_eq!(frame_length([0, 0, 1, 2]).unwrap(), 258);
+        assert_eq!(frame(&Report::Prepared).unwrap(), b"\0\0\0\x0a\"prepared\"");
+    }
+
+    #[test]
+    fn ignored_signals_are_seen() {
+        // Rust's own runtime ignores this one.
+        assert!(ignored_signals().unwrap().contains(&13));
+    }
+}

@@ -194,6 +194,9 @@ fn processes(proc: &Procfs) -> Result<Vec<Stat>, Unproven> {
         match proc.stat(pid) {
             Ok(Some(stat)) => processes.push(stat),
             Ok(None) => {}
+            // Of another user, on a /proc that hides them.
+            Err(error)
+                if error.kind() == io::ErrorKind::PermissionDenied && !proc.has_own_uid(pid) => {}
             Err(error) => {
                 return Err(unproven(
                     &format!("the state of pid {pid} cannot be read"),

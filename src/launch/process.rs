@@ -38,12 +38,9 @@ use crate::procfs::Procfs;
 use crate::record::{Handle, Launch, ProcessHandle};
 use crate::spec::EnvVar;
 
-/// How long it may take to find all members and to signal them: some passes over /proc, of milliseconds each. This
+/// How long it may take to find all members, and to signal them: some passes over /proc, of milliseconds each. This
 /// covers a machine that is swapping; the next pass tries again.
-const SIGNAL_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The same for looking a launch id up.
-const FIND_TIMEOUT: Duration = Duration::from_secs(10);
+const SCAN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How often members that fork while they are being killed are looked for again. Each pass kills all that there are, so
 /// only a fork bomb needs more, and that gets the next plan's Kill.
@@ -119,6 +116,22 @@ impl ProcessLauncher {
         Box::pin(async move { this.scan_off_loop(id, handle).await })
     }
 
+    /// The processes of a launch that are likely to hold its port: its leader, and the members that were proven last.
+    /// Each is a member if it still has its identity.
+    pub fn known_members(&self, launch: &Launch) -> Vec<Identity> {
+        let leader = process_handle(launch)
+            .filter(|handle| group::leader(&self.proc, handle) == Ok(Leader::Alive))
+            .map(|handle| Identity {
+                pid: handle.pid,
+                start_ticks: handle.start_ticks,
+            });
+        let others = self.remembered(launch.id).into_iter();
+        leader
+            .into_iter()
+            .chain(others.filter(|member| Some(*member) != leader))
+            .collect()
+    }
+
     async fn scan_off_loop(
         &self,
         id: LaunchId,
@@ -126,7 +139,8 @@ impl ProcessLauncher {
     ) -> Result<Scan, Unproven> {
         let proc = self.proc.clone();
         let remembered = self.remembered(id);
-        let scan = off_loop(move || group::scan(&proc, id, handle.as_ref(), &remembered)).await?;
+        let scan = off_loop(move || group::scan(&proc, id, handle.as_ref(), &remembered));
+        let scan = in_time(scan).await?;
         self.remember(id, &scan.proven);
         Ok(scan)
     }
@@ -265,7 +279,10 @@ impl ProcessLauncher {
             match pidfd.and_then(watchable) {
                 Ok(pidfd) if group::is_still(&self.proc, member) => watched.push(pidfd),
                 // It ended between the scan and here.
-                Ok(_) | Err(_) => return,
+                Ok(_) => return,
+                Err(error) if is_gone(&error) => return,
+                // No descriptors left, say.
+                Err(_) => return tokio::time::sleep(LOOK_AGAIN).await,
             }
         }
         if watched.is_empty() {
@@ -318,7 +335,7 @@ impl Launcher for ProcessLauncher {
         let proc = self.proc.clone();
         Box::pin(async move {
             let found = off_loop(move || group::find(&proc, id));
-            let found = in_time(FIND_TIMEOUT, "looking for its processes", found).await?;
+            let found = in_time(found).await?;
             Ok(found.map(Handle::Process))
         })
     }
@@ -355,7 +372,9 @@ impl Launcher for ProcessLauncher {
         };
         self.remember(launch.id, &scan.proven);
         let reaped = self.reap(launch.id, handle);
-        let status = seen.unwrap_or(reaped);
+        let status = seen
+            .filter(|status| *status != ExitStatus::UNKNOWN)
+            .unwrap_or(reaped);
         match scan.certain() {
             Err(unproven) => unknown(unproven),
             Ok(members) if members.is_empty() => Liveness::Gone {
@@ -395,7 +414,7 @@ impl Launcher for ProcessLauncher {
             let proc = this.proc.clone();
             let remembered = this.remembered(id);
             let sent = off_loop(move || signal_all(&proc, id, handle.as_ref(), remembered, signal));
-            let sent = in_time(SIGNAL_TIMEOUT, "finding its processes", sent).await?;
+            let sent = in_time(sent).await?;
             // Those that were just killed prove the session for those that are left.
             this.remember(id, &Vec::from_iter(sent.known));
             Ok(sent.members)
@@ -460,11 +479,9 @@ fn signal_all(
 
 /// `false`: it has ended.
 fn signal_one(proc: &Procfs, member: Identity, signal: i32) -> std::io::Result<bool> {
-    let gone =
-        |error: &std::io::Error| error.raw_os_error() == Some(nix::errno::Errno::ESRCH as i32);
     let pidfd = match open(member.pid) {
         Ok(pidfd) => pidfd,
-        Err(error) if gone(&error) => return Ok(false),
+        Err(error) if is_gone(&error) => return Ok(false),
         Err(error) => return Err(error),
     };
     // It was a member before the pidfd was opened. If the same process still has the pid, the pidfd is its own.
@@ -473,9 +490,13 @@ fn signal_one(proc: &Procfs, member: Identity, signal: i32) -> std::io::Result<b
     }
     match pidfd.send_signal(signal) {
         Ok(()) => Ok(true),
-        Err(error) if gone(&error) => Ok(false),
+        Err(error) if is_gone(&error) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+fn is_gone(error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(nix::errno::Errno::ESRCH as i32)
 }
 
 /// A bind test at every address that an engine may choose (L8). Binds and does not listen, so that no client of the
@@ -540,16 +561,15 @@ fn failed(error: impl std::fmt::Display) -> PrepareError {
     })
 }
 
-async fn in_time<T>(
-    limit: Duration,
-    what: &str,
-    effect: impl Future<Output = Result<T, Unproven>>,
-) -> Result<T, Unproven> {
-    tokio::time::timeout(limit, effect)
+async fn in_time<T>(effect: impl Future<Output = Result<T, Unproven>>) -> Result<T, Unproven> {
+    tokio::time::timeout(SCAN_TIMEOUT, effect)
         .await
         .unwrap_or_else(|_| {
             Err(Unproven {
-                why: format!("{what} took longer than {} s", limit.as_secs()),
+                why: format!(
+                    "looking for its processes took longer than {} s",
+                    SCAN_TIMEOUT.as_secs()
+                ),
             })
         })
 }
