@@ -35,9 +35,10 @@ use crate::observed::{Inventory, Liveness};
 use crate::plan::{Intent, Plan, Settings};
 use crate::probe::{Prober, ProberError};
 use crate::record::Launch;
-use crate::source::folder::{Depth, FolderError, WorldWritable, check_folder};
-use crate::source::scan::{Scan, ScanOptions, Scanner};
-use crate::source::watch::{FolderChange, FolderChanges, Watch, watch};
+use crate::source::{
+    Depth, FolderChange, FolderChanges, FolderError, Scan, ScanOptions, Scanner, Watch,
+    WorldWritable, check_folder, watch,
+};
 use crate::store::{Controller as LockHolder, LockError, StateLock, Store, StoreError};
 use execute::Executor;
 use step::Core;
@@ -184,9 +185,9 @@ pub async fn run(options: Options, intent: Intent, onlooker: Onlooker) -> Result
     let system = |what| move |source| RunError::System { what, source };
     if intent == Intent::Reconcile {
         let world_writable = if options.allow_world_writable {
-            WorldWritable::Allowed
+            WorldWritable::Allow
         } else {
-            WorldWritable::Refused
+            WorldWritable::Refuse
         };
         check_folder(&options.folder, world_writable)?;
     }

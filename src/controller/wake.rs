@@ -6,7 +6,7 @@ use crate::launch::Gate;
 use crate::names::{InstanceName, LaunchId};
 use crate::observed::{Outcome, ProbeResult};
 use crate::order::ProbePurpose;
-use crate::source::scan::{Scan, Scanner};
+use crate::source::{Scan, Scanner};
 
 /// An effect ended.
 pub(super) enum Wake {
