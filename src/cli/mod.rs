@@ -3,3 +3,5 @@
 //! Invariant: data goes to stdout, everything else to stderr.
 
 pub mod schema;
+
+pub mod validate;

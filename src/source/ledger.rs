@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::diagnose::Place;
 use super::folder::Stamp;
-use super::read;
+use super::read::{self, Ignored};
 use crate::desired::{Problem, ProblemKind, Unreadable};
 use crate::event::{Event, Reason};
 use crate::names::DeploymentName;
@@ -49,7 +49,10 @@ pub(super) struct Content {
 #[derive(Debug)]
 pub(super) enum Verdict {
     /// They are accepted, but for documents whose name an earlier one has.
-    Accepted { duplicates: Vec<Problem> },
+    Accepted {
+        duplicates: Vec<Problem>,
+        ignored: Vec<Ignored>,
+    },
     /// They are not.
     Refused {
         problems: Vec<Problem>,
@@ -107,7 +110,7 @@ impl FileState {
             (Some(Unread::Failed { problem, .. }), _) => std::slice::from_ref(problem),
             (Some(Unread::Pending { .. }), _) | (None, None) => &[],
             (None, Some(Verdict::Refused { problems, .. })) => problems,
-            (None, Some(Verdict::Accepted { duplicates })) => duplicates,
+            (None, Some(Verdict::Accepted { duplicates, .. })) => duplicates,
         }
     }
 }

@@ -19,10 +19,13 @@ mod ledger;
 
 mod scan;
 
+mod check;
+
 mod watch;
 
+pub use check::{CheckedFile, check};
 pub use diagnose::Place;
-pub use read::{Ignored, Manifests, read_manifests, words_of};
 pub use folder::{Depth, FolderError, WorldWritable, check_folder};
+pub use read::{Ignored, Manifests, read_manifests, words_of};
 pub use scan::{Scan, ScanOptions, Scanner};
 pub use watch::{FolderChange, FolderChanges, Watch, WatchError, watch};
