@@ -35,7 +35,12 @@ pub enum Format {
 ///
 /// # Errors
 /// Only those of writing to `out` and `err`.
-pub fn validate(paths: &[PathBuf], out: &mut dyn Write, err: &mut dyn Write, format: Format) -> io::Result<u8> {
+pub fn validate(
+    paths: &[PathBuf],
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+    format: Format,
+) -> io::Result<u8> {
     let mut files = Vec::new();
     for path in paths {
         match check(path, Depth::Flat) {
@@ -49,7 +54,7 @@ pub fn validate(paths: &[PathBuf], out: &mut dyn Write, err: &mut dyn Write, for
                 file: path.clone(),
                 deployments: 0,
                 ignored: Vec::new(),
-                problems: vec![problem],
+                problems: vec![*problem],
             }),
         }
     }
@@ -65,7 +70,12 @@ fn exit_code(files: &[CheckedFile]) -> u8 {
         ProblemKind::Unreadable => UNREADABLE,
         ProblemKind::Invalid | ProblemKind::Duplicate => INVALID,
     };
-    files.iter().flat_map(|file| &file.problems).map(code).max().unwrap_or(VALID)
+    files
+        .iter()
+        .flat_map(|file| &file.problems)
+        .map(code)
+        .max()
+        .unwrap_or(VALID)
 }
 
 fn print_text(files: &[CheckedFile], out: &mut dyn Write, err: &mut dyn Write) -> io::Result<()> {
@@ -83,7 +93,10 @@ fn print_text(files: &[CheckedFile], out: &mut dyn Write, err: &mut dyn Write) -
         for foreign in ignored {
             let kind = foreign.kind.as_deref().unwrap_or_default();
             let (document, version) = (foreign.document + 1, &foreign.api_version);
-            writeln!(err, "{file}: document {document} is not evenkeel's and is ignored ({version} {kind})")?;
+            writeln!(
+                err,
+                "{file}: document {document} is not evenkeel's and is ignored ({version} {kind})"
+            )?;
         }
         if problems.is_empty() {
             let plural = if *deployments == 1 { "" } else { "s" };
@@ -94,7 +107,11 @@ fn print_text(files: &[CheckedFile], out: &mut dyn Write, err: &mut dyn Write) -
 }
 
 fn print_json(files: &[CheckedFile], out: &mut dyn Write) -> io::Result<()> {
-    let problems: Vec<Value> = files.iter().flat_map(|file| &file.problems).map(problem_json).collect();
+    let problems: Vec<Value> = files
+        .iter()
+        .flat_map(|file| &file.problems)
+        .map(problem_json)
+        .collect();
     serde_json::to_writer_pretty(&mut *out, &problems)?;
     writeln!(out)
 }
@@ -151,29 +168,53 @@ mod tests {
         let paths: Vec<_> = paths.iter().map(|path| dir.join(path)).collect();
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let code = validate(&paths, &mut out, &mut err, format).unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap().replace(dir.to_str().unwrap(), "DIR");
+        let text = |bytes| {
+            String::from_utf8(bytes)
+                .unwrap()
+                .replace(dir.to_str().unwrap(), "DIR")
+        };
         (code, text(out), text(err))
     }
 
     #[test]
     fn valid_files_are_counted_on_stdout() {
-        let two = format!("{GOOD}---\n{}---\napiVersion: v1\nkind: List\n", GOOD.replace("name: a", "name: b"));
+        let two = format!(
+            "{GOOD}---\n{}---\napiVersion: v1\nkind: List\n",
+            GOOD.replace("name: a", "name: b")
+        );
         let dir = folder(&[("a.yaml", GOOD), ("readme.md", "no manifest")]);
         fs::write(dir.path().join("two"), two).unwrap();
         let (code, out, err) = run(dir.path(), &["", "two"], Format::Text);
         assert_eq!(code, VALID, "{err}");
-        assert_eq!(out, "DIR/a.yaml: 1 deployment valid\nDIR/two: 2 deployments valid\n");
-        assert_eq!(err, "DIR/two: document 3 is not evenkeel's and is ignored (v1 List)\n");
+        assert_eq!(
+            out,
+            "DIR/a.yaml: 1 deployment valid\nDIR/two: 2 deployments valid\n"
+        );
+        assert_eq!(
+            err,
+            "DIR/two: document 3 is not evenkeel's and is ignored (v1 List)\n"
+        );
     }
 
     #[test]
     fn problems_are_reported_on_stderr() {
-        let dir = folder(&[("a.yaml", GOOD), ("b.yaml", GOOD), ("c.yaml", &GOOD.replace("echo", "ecko"))]);
+        let dir = folder(&[
+            ("a.yaml", GOOD),
+            ("b.yaml", GOOD),
+            ("c.yaml", &GOOD.replace("echo", "ecko")),
+        ]);
         let (code, out, err) = run(dir.path(), &[""], Format::Text);
         assert_eq!(code, INVALID);
         assert_eq!(out, "DIR/a.yaml: 1 deployment valid\n");
-        assert!(err.contains("--> DIR/b.yaml:3:18") && err.contains("belongs to the document in DIR/a.yaml"), "{err}");
-        assert!(err.contains("--> DIR/c.yaml:4:16") && err.contains("did you mean `echo`?"), "{err}");
+        assert!(
+            err.contains("--> DIR/b.yaml:3:18")
+                && err.contains("belongs to the document in DIR/a.yaml"),
+            "{err}"
+        );
+        assert!(
+            err.contains("--> DIR/c.yaml:4:16") && err.contains("did you mean `echo`?"),
+            "{err}"
+        );
     }
 
     #[test]
@@ -182,8 +223,14 @@ mod tests {
         let (code, out, err) = run(dir.path(), &["a.yaml"], Format::Json);
         let list: Value = serde_json::from_str(&out).unwrap();
         assert_eq!((code, err.as_str()), (INVALID, ""));
-        assert_eq!((&list[0]["line"], &list[0]["path"]), (&json!(4), &json!("spec.engine")));
-        assert_eq!(run(folder(&[("a.yaml", GOOD)]).path(), &[""], Format::Json).1, "[]\n");
+        assert_eq!(
+            (&list[0]["line"], &list[0]["path"]),
+            (&json!(4), &json!("spec.engine"))
+        );
+        assert_eq!(
+            run(folder(&[("a.yaml", GOOD)]).path(), &[""], Format::Json).1,
+            "[]\n"
+        );
     }
 
     #[test]
@@ -193,6 +240,13 @@ mod tests {
         assert_eq!(code, UNREADABLE);
         assert!(err.contains("cannot be read: No such file"), "{err}");
         let empty = folder(&[]);
-        assert_eq!(run(empty.path(), &[""], Format::Text), (VALID, String::new(), "DIR/: holds no manifests\n".to_owned()));
+        assert_eq!(
+            run(empty.path(), &[""], Format::Text),
+            (
+                VALID,
+                String::new(),
+                "DIR/: holds no manifests\n".to_owned()
+            )
+        );
     }
 }

@@ -31,11 +31,12 @@ pub struct CheckedFile {
 ///
 /// # Errors
 /// If there is nothing there, or the folder cannot be listed.
-pub fn check(path: &Path, depth: Depth) -> Result<Vec<CheckedFile>, Problem> {
+pub fn check(path: &Path, depth: Depth) -> Result<Vec<CheckedFile>, Box<Problem>> {
     let mut ledger = Ledger::new(BTreeMap::new());
     let mut files = BTreeMap::new();
     if path.is_dir() {
-        let listing = folder::list(path, depth).map_err(|why| unreadable(path, format!("cannot be listed: {why}")))?;
+        let listing = folder::list(path, depth)
+            .map_err(|why| Box::new(unreadable(path, format!("cannot be listed: {why}"))))?;
         for (relative, stamp) in listing.files {
             let file = path.join(relative);
             let state = match stamp {
@@ -50,12 +51,21 @@ pub fn check(path: &Path, depth: Depth) -> Result<Vec<CheckedFile>, Problem> {
     // The time only dates events, which nobody is told here.
     let (wishes, _) = ledger.take_in(Timestamp::UNIX_EPOCH, &mut files);
     let checked = files.into_iter().map(|(file, state)| CheckedFile {
-        deployments: wishes.deployments.values().filter(|deployment| deployment.source.file == file).count(),
+        deployments: wishes
+            .deployments
+            .values()
+            .filter(|deployment| deployment.source.file == file)
+            .count(),
         ignored: match state.content.map(|content| content.verdict) {
             Some(Verdict::Accepted { ignored, .. }) => ignored,
             Some(Verdict::Refused { .. }) | None => Vec::new(),
         },
-        problems: wishes.problems.iter().filter(|problem| problem.file == file).cloned().collect(),
+        problems: wishes
+            .problems
+            .iter()
+            .filter(|problem| problem.file == file)
+            .cloned()
+            .collect(),
         file,
     });
     Ok(checked.collect())

@@ -110,7 +110,13 @@ pub(super) fn problem(
         file: file.to_owned(),
         line: place.as_ref().map(|place| place.line),
         column: place.as_ref().map(|place| place.column),
-        report: report(file, place.as_ref(), path.as_deref(), &message, hint.as_deref()),
+        report: report(
+            file,
+            place.as_ref(),
+            path.as_deref(),
+            &message,
+            hint.as_deref(),
+        ),
         path,
         message,
         hint,
@@ -119,14 +125,22 @@ pub(super) fn problem(
     }
 }
 
-fn report(file: &Path, place: Option<&Place>, path: Option<&str>, message: &str, hint: Option<&str>) -> String {
+fn report(
+    file: &Path,
+    place: Option<&Place>,
+    path: Option<&str>,
+    message: &str,
+    hint: Option<&str>,
+) -> String {
     let file = clean(&file.display().to_string());
     let title = path.map_or_else(|| message.to_owned(), |path| format!("{path}: {message}"));
     let title = Level::ERROR.primary_title(title);
     let mut group = match place {
         None => title.element(Origin::path(file)),
         Some(place) => {
-            let origin = Origin::path(file).line(place.line).char_column(place.column);
+            let origin = Origin::path(file)
+                .line(place.line)
+                .char_column(place.column);
             let snippet = Snippet::source(place.shown.as_str())
                 .line_start(place.line)
                 .annotation(AnnotationKind::Primary.span(place.caret.clone()));
@@ -139,7 +153,10 @@ fn report(file: &Path, place: Option<&Place>, path: Option<&str>, message: &str,
     // The renderer takes the origin and the line for two pieces and puts `:::` between them. They are one: the origin
     // stands by itself only because of a long line, whose column the renderer would count wrong.
     let rendered = Renderer::plain().render(&[group]);
-    let lines: Vec<&str> = rendered.lines().filter(|line| line.trim() != ":::").collect();
+    let lines: Vec<&str> = rendered
+        .lines()
+        .filter(|line| line.trim() != ":::")
+        .collect();
     lines.join("\n")
 }
 
@@ -166,15 +183,20 @@ pub(super) fn syntax(lines: &Lines<'_>, error: &serde_yaml::Error) -> Finding {
     // `what is wrong at line 4 column 1, while parsing a list at line 3 column 9`
     let said = text.split(" at line ").next().unwrap_or(&text);
     let said = said.split(" at position ").next().unwrap_or(said);
-    let mut place = error.location().map(|at| Place::new(lines, at.line(), at.column()));
+    let mut place = error
+        .location()
+        .map(|at| Place::new(lines, at.line(), at.column()));
     let begins_with = |wanted: char| {
-        let shown = place.as_ref().map(|place| &place.shown[place.caret.start..]);
+        let shown = place
+            .as_ref()
+            .map(|place| &place.shown[place.caret.start..]);
         shown.is_some_and(|rest| rest.starts_with(wanted))
     };
     let (message, hint) = match said {
-        "found character that cannot start any token" if begins_with('\t') => {
-            ("there is a tab where YAML wants spaces", Some("indent with spaces"))
-        }
+        "found character that cannot start any token" if begins_with('\t') => (
+            "there is a tab where YAML wants spaces",
+            Some("indent with spaces"),
+        ),
         _ => explain(said),
     };
     // What is not closed is noticed at the end of the file and mended where it begins.
@@ -209,15 +231,19 @@ fn explain(said: &str) -> (&str, Option<&'static str>) {
             Some("quote a text that holds `: `, and indent the keys of one mapping alike"),
         ),
         "found a tab character where an indentation space is expected"
-        | "found a tab character that violates indentation" => {
-            ("there is a tab where YAML wants spaces", Some("indent with spaces"))
-        }
-        "found character that cannot start any token" => {
-            ("no value can begin with this character", Some("quote the text"))
-        }
+        | "found a tab character that violates indentation" => (
+            "there is a tab where YAML wants spaces",
+            Some("indent with spaces"),
+        ),
+        "found character that cannot start any token" => (
+            "no value can begin with this character",
+            Some("quote the text"),
+        ),
         "did not find expected key" => (
             "there is no key where one should be",
-            Some("indent the keys of one mapping alike; quote a text that goes on behind a closing quote"),
+            Some(
+                "indent the keys of one mapping alike; quote a text that goes on behind a closing quote",
+            ),
         ),
         "did not find expected '-' indicator" => (
             "there is no `-` where the next item of the list should be",
@@ -235,7 +261,9 @@ fn explain(said: &str) -> (&str, Option<&'static str>) {
             "the mapping that begins here has no `}`, or no `,` between two entries",
             None,
         ),
-        "found unexpected end of stream" => ("the text that begins here has no closing quote", None),
+        "found unexpected end of stream" => {
+            ("the text that begins here has no closing quote", None)
+        }
         "unknown anchor" => (
             "no anchor of this name stands before",
             Some(
@@ -249,7 +277,11 @@ fn explain(said: &str) -> (&str, Option<&'static str>) {
 
 /// What was found wrong when a document was read as a manifest, and the path of the value whose place should be shown
 /// if the parser's own is not the best.
-pub(super) fn typed(lines: &Lines<'_>, outline: &Node, error: &serde_yaml::Error) -> (Finding, Option<String>) {
+pub(super) fn typed(
+    lines: &Lines<'_>,
+    outline: &Node,
+    error: &serde_yaml::Error,
+) -> (Finding, Option<String>) {
     let mut said = error.to_string();
     if let Some(at) = error.location() {
         let suffix = format!(" at line {} column {}", at.line(), at.column());
@@ -258,7 +290,9 @@ pub(super) fn typed(lines: &Lines<'_>, outline: &Node, error: &serde_yaml::Error
         }
     }
     let (path, said) = outline.split_path(&said);
-    let place = error.location().map(|at| Place::new(lines, at.line(), at.column()));
+    let place = error
+        .location()
+        .map(|at| Place::new(lines, at.line(), at.column()));
     let finding = |path: &str, message: String, hint: Option<String>| Finding {
         place: place.clone(),
         path: (!path.is_empty()).then(|| path.to_owned()),
@@ -268,7 +302,10 @@ pub(super) fn typed(lines: &Lines<'_>, outline: &Node, error: &serde_yaml::Error
     if let Some((field, expected)) = quoted(said, "unknown field `") {
         let hint = unknown_field(path, field, &words(expected));
         let path = join(path, field);
-        return (finding(&path, format!("unknown field `{field}`"), hint), None);
+        return (
+            finding(&path, format!("unknown field `{field}`"), hint),
+            None,
+        );
     }
     if let Some((value, expected)) = quoted(said, "unknown variant `") {
         let known = words(expected);
@@ -288,7 +325,10 @@ pub(super) fn typed(lines: &Lines<'_>, outline: &Node, error: &serde_yaml::Error
     if let Some((field, _)) = quoted(said, "missing field `") {
         let at = join(path, field);
         let hint = Some(format!("add `{field}: ...`"));
-        return (finding(&at, format!("the field `{field}` is missing"), hint), Some(at));
+        return (
+            finding(&at, format!("the field `{field}` is missing"), hint),
+            Some(at),
+        );
     }
     if let Some((found, expected)) = said
         .strip_prefix("invalid type: ")
@@ -296,10 +336,15 @@ pub(super) fn typed(lines: &Lines<'_>, outline: &Node, error: &serde_yaml::Error
         .and_then(|said| said.rsplit_once(", expected "))
     {
         let message = format!("expected {}, found {}", wanted(expected), given(found));
-        return (finding(path, message, type_hint(found, expected)), Some(path.to_owned()));
+        return (
+            finding(path, message, type_hint(found, expected)),
+            Some(path.to_owned()),
+        );
     }
     // The types of names and ports refuse a text after the parser gave it away, so it tells their parent's place.
-    let at = outline.at(path).and_then(|parent| refused_child(parent, said));
+    let at = outline
+        .at(path)
+        .and_then(|parent| refused_child(parent, said));
     let path = at.map_or_else(|| path.to_owned(), |child| join(path, child));
     (finding(&path, said.to_owned(), None), Some(path))
 }
@@ -311,8 +356,12 @@ fn refused_child<'n>(parent: &'n Node, said: &str) -> Option<&'n str> {
     };
     let refused = |text: &str| {
         let name = text.parse::<DeploymentName>().err();
-        let port = text.parse::<u16>().ok().and_then(|number| Port::try_from(number).err());
-        name.is_some_and(|error| error.to_string() == said) || port.is_some_and(|error| error.to_string() == said)
+        let port = text
+            .parse::<u16>()
+            .ok()
+            .and_then(|number| Port::try_from(number).err());
+        name.is_some_and(|error| error.to_string() == said)
+            || port.is_some_and(|error| error.to_string() == said)
     };
     let child = entries.iter().find(|entry| match &entry.value.shape {
         Shape::Scalar(text) => text.as_deref().is_none_or(refused),
@@ -351,7 +400,10 @@ fn join(path: &str, field: &str) -> String {
 
 fn unknown_field(path: &str, field: &str, expected: &[&str]) -> Option<String> {
     if field == "<<" {
-        return Some("merge keys are not known here; give a whole value with an alias: `options: *options`".to_owned());
+        return Some(
+            "merge keys are not known here; give a whole value with an alias: `options: *options`"
+                .to_owned(),
+        );
     }
     if let Some(home) = home_of(path, field) {
         return Some(home);
@@ -360,7 +412,8 @@ fn unknown_field(path: &str, field: &str, expected: &[&str]) -> Option<String> {
         return Some(format!("did you mean `{meant}`?"));
     }
     // A list of all 25 fields of `spec` helps nobody.
-    (!expected.is_empty() && expected.len() <= 8).then(|| format!("the fields are {}", listed(expected)))
+    (!expected.is_empty() && expected.len() <= 8)
+        .then(|| format!("the fields are {}", listed(expected)))
 }
 
 /// Where a field belongs that exists, but not here.
@@ -372,7 +425,10 @@ fn home_of(path: &str, field: &str) -> Option<String> {
         collect_fields(&schema.to_value(), "", &mut paths);
         paths
     });
-    let mut homes = PATHS.iter().filter(|(_, name)| name == field).map(|(home, _)| home.as_str());
+    let mut homes = PATHS
+        .iter()
+        .filter(|(_, name)| name == field)
+        .map(|(home, _)| home.as_str());
     let home = homes.next()?;
     // `path`, `name` or `value` are in several places: no telling which was meant.
     if homes.next().is_some() || home == path {
@@ -395,7 +451,12 @@ fn collect_fields(schema: &Value, path: &str, fields: &mut Vec<(String, String)>
     if let Some(items) = schema.get("items") {
         collect_fields(items, &format!("{path}[]"), fields);
     }
-    for alternative in schema.get("anyOf").and_then(Value::as_array).into_iter().flatten() {
+    for alternative in schema
+        .get("anyOf")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+    {
         collect_fields(alternative, path, fields);
     }
 }
@@ -454,12 +515,24 @@ fn given(found: &str) -> String {
 }
 
 fn type_hint(found: &str, expected: &str) -> Option<String> {
-    let text = found.strip_prefix("string \"").and_then(|rest| rest.strip_suffix('"'))?;
+    let text = found
+        .strip_prefix("string \"")
+        .and_then(|rest| rest.strip_suffix('"'))?;
     match expected {
-        "a boolean" if matches!(text.to_lowercase().as_str(), "yes" | "on" | "y" | "true" | "1") => {
+        "a boolean"
+            if matches!(
+                text.to_lowercase().as_str(),
+                "yes" | "on" | "y" | "true" | "1"
+            ) =>
+        {
             Some("write `true`".to_owned())
         }
-        "a boolean" if matches!(text.to_lowercase().as_str(), "no" | "off" | "n" | "false" | "0") => {
+        "a boolean"
+            if matches!(
+                text.to_lowercase().as_str(),
+                "no" | "off" | "n" | "false" | "0"
+            ) =>
+        {
             Some("write `false`".to_owned())
         }
         "u8" | "u16" | "u32" | "u64" | "i32" | "i64" | "f64" if text.parse::<f64>().is_ok() => {
@@ -508,7 +581,10 @@ mod tests {
     fn the_word_that_was_meant_is_near() {
         let known = ["maxContextLength", "dtype", "tensorParallel"];
         assert_eq!(nearest("maxContextLenght", known), Some("maxContextLength"));
-        assert_eq!(nearest("max_context_length", known), Some("maxContextLength"));
+        assert_eq!(
+            nearest("max_context_length", known),
+            Some("maxContextLength")
+        );
         assert_eq!(nearest("Dtype", known), Some("dtype"));
         assert_eq!(nearest("volume", known), None);
         assert_eq!(nearest("", known), None);

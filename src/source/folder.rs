@@ -49,7 +49,9 @@ pub enum FolderError {
     #[error("{0} is not a folder")]
     NotAFolder(PathBuf),
     /// Everybody can write to it.
-    #[error("everybody can write to the manifest folder {0}, and whoever can write manifests can run commands")]
+    #[error(
+        "everybody can write to the manifest folder {0}, and whoever can write manifests can run commands"
+    )]
     WorldWritable(PathBuf),
 }
 
@@ -189,14 +191,24 @@ fn list_into(
     files: &mut BTreeMap<PathBuf, Result<Stamp, String>>,
     listed: &mut BTreeSet<(u64, u64)>,
 ) -> Result<(), String> {
-    let in_folder = |error: io::Error| match within.as_os_str().is_empty() {
-        true => error.to_string(),
-        false => format!("{}: {error}", within.display()),
+    let in_folder = |error: io::Error| {
+        if within.as_os_str().is_empty() {
+            error.to_string()
+        } else {
+            format!("{}: {error}", within.display())
+        }
     };
-    let entries: io::Result<Vec<_>> = fs::read_dir(root.join(within)).map_err(in_folder)?.collect();
+    let entries: io::Result<Vec<_>> = fs::read_dir(root.join(within))
+        .map_err(in_folder)?
+        .collect();
     let mut entries = entries.map_err(in_folder)?;
     // What is reached under two names is listed under the same one each time, and rather not by a link.
-    entries.sort_by_cached_key(|entry| (entry.file_type().is_ok_and(|kind| kind.is_symlink()), entry.file_name()));
+    entries.sort_by_cached_key(|entry| {
+        (
+            entry.file_type().is_ok_and(|kind| kind.is_symlink()),
+            entry.file_name(),
+        )
+    });
     for entry in entries {
         let name = entry.file_name();
         if is_ignored(&name) {
@@ -216,7 +228,9 @@ fn list_into(
                     // Gone since it was listed: absent, not unreadable. A link to nothing is unreadable.
                     if fs::symlink_metadata(entry.path()).is_ok() {
                         let why = match error.kind() {
-                            ErrorKind::NotFound => "is a link to a file that does not exist".to_owned(),
+                            ErrorKind::NotFound => {
+                                "is a link to a file that does not exist".to_owned()
+                            }
                             _ => format!("cannot be looked at: {error}"),
                         };
                         files.insert(relative, Err(why));
@@ -268,13 +282,16 @@ pub(super) fn is_ignored(name: &OsStr) -> bool {
         || is_numbered
         || swap
         || name == b"4913"
-        || [&b".tmp"[..], b".bak", b".orig", b".part"].iter().any(|ending| name.ends_with(ending))
+        || [&b".tmp"[..], b".bak", b".orig", b".part"]
+            .iter()
+            .any(|ending| name.ends_with(ending))
 }
 
 /// Whether a name is that of a manifest.
 pub(super) fn is_manifest(name: &OsStr) -> bool {
     let ending = Path::new(name).extension();
-    !is_ignored(name) && ending.is_some_and(|ending| ending == "yaml" || ending == "yml" || ending == "json")
+    !is_ignored(name)
+        && ending.is_some_and(|ending| ending == "yaml" || ending == "yml" || ending == "json")
 }
 
 /// What reading a file came to.
@@ -300,7 +317,10 @@ pub(super) fn read(path: &Path) -> Bytes {
 
 fn try_read(path: &Path) -> io::Result<Bytes> {
     // Not blocking, in case the file was replaced by a fifo since it was listed.
-    let mut file: File = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
+    let mut file: File = OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Ok(Bytes::Failed("is not a file".to_owned()));
@@ -313,18 +333,29 @@ fn try_read(path: &Path) -> io::Result<Bytes> {
     file.by_ref().take(FILE_LIMIT + 1).read_to_end(&mut bytes)?;
     let after = Stamp::of(&file.metadata()?);
     let complete = u64::try_from(bytes.len()).is_ok_and(|length| length == after.size);
-    if before == after && complete { Ok(Bytes::Read(after, bytes)) } else { Ok(Bytes::Changing) }
+    if before == after && complete {
+        Ok(Bytes::Read(after, bytes))
+    } else {
+        Ok(Bytes::Changing)
+    }
 }
 
 /// The `index.lock` of the work tree that surrounds the folder, if a git command holds it.
 pub(super) fn git_lock(root: &Path) -> Option<PathBuf> {
-    let dot_git = root.ancestors().map(|folder| folder.join(".git")).find(|path| path.exists())?;
+    let dot_git = root
+        .ancestors()
+        .map(|folder| folder.join(".git"))
+        .find(|path| path.exists())?;
     let git_folder = if dot_git.is_dir() {
         dot_git
     } else {
         // A linked work tree or a submodule: `gitdir: PATH`. The file has one short line.
         let mut line = String::new();
-        File::open(&dot_git).ok()?.take(4096).read_to_string(&mut line).ok()?;
+        File::open(&dot_git)
+            .ok()?
+            .take(4096)
+            .read_to_string(&mut line)
+            .ok()?;
         let path = line.strip_prefix("gitdir:")?.trim();
         dot_git.parent()?.join(path)
     };
@@ -339,18 +370,42 @@ mod tests {
     use super::*;
 
     fn names(listing: &Listing) -> Vec<&str> {
-        listing.files.keys().map(|path| path.to_str().unwrap()).collect()
+        listing
+            .files
+            .keys()
+            .map(|path| path.to_str().unwrap())
+            .collect()
     }
 
     #[test]
     fn what_editors_leave_behind_is_no_manifest() {
         for ignored in [
-            ".a.yaml", "..data", "a.yaml~", "#a.yaml#", ".a.yaml.swp", "a.yaml.swx", "4913", "a.yaml.tmp",
-            "a.yaml.bak", "a.yaml.orig", "a.yaml.part", "a.txt", "yaml", "a.yaml.gz", ".yaml",
+            ".a.yaml",
+            "..data",
+            "a.yaml~",
+            "#a.yaml#",
+            ".a.yaml.swp",
+            "a.yaml.swx",
+            "4913",
+            "a.yaml.tmp",
+            "a.yaml.bak",
+            "a.yaml.orig",
+            "a.yaml.part",
+            "a.txt",
+            "yaml",
+            "a.yaml.gz",
+            ".yaml",
         ] {
             assert!(!is_manifest(OsStr::new(ignored)), "{ignored}");
         }
-        for manifest in ["a.yaml", "a.yml", "a.json", "a b.yaml", "a.sw.yaml", "4913.yaml"] {
+        for manifest in [
+            "a.yaml",
+            "a.yml",
+            "a.json",
+            "a b.yaml",
+            "a.sw.yaml",
+            "4913.yaml",
+        ] {
             assert!(is_manifest(OsStr::new(manifest)), "{manifest}");
         }
     }
@@ -372,7 +427,10 @@ mod tests {
         assert_eq!(names(&flat), ["a.yaml", "link.yaml", "nothing.yaml"]);
         assert!(flat.files[Path::new("nothing.yaml")].is_err());
         let deep = list(folder.path(), Depth::Recursive).unwrap();
-        assert_eq!(names(&deep), ["a.yaml", "folder.yaml/b.yaml", "link.yaml", "nothing.yaml"]);
+        assert_eq!(
+            names(&deep),
+            ["a.yaml", "folder.yaml/b.yaml", "link.yaml", "nothing.yaml"]
+        );
     }
 
     #[test]
@@ -400,7 +458,10 @@ mod tests {
         let file = folder.path().join("a.yaml");
         fs::write(&file, "").unwrap();
         assert!(check_folder(folder.path(), WorldWritable::Refuse).is_ok());
-        assert!(matches!(check_folder(&file, WorldWritable::Refuse), Err(FolderError::NotAFolder(_))));
+        assert!(matches!(
+            check_folder(&file, WorldWritable::Refuse),
+            Err(FolderError::NotAFolder(_))
+        ));
         let missing = check_folder(&folder.path().join("none"), WorldWritable::Refuse);
         assert!(matches!(missing, Err(FolderError::Unreadable { .. })));
 

@@ -82,31 +82,53 @@ pub(super) enum Unread {
 impl FileState {
     /// What its present content could hold, if that is not accepted.
     fn unreadable(&self) -> Option<Unreadable> {
-        let words = match (&self.unread, self.content.as_ref().map(|content| &content.verdict)) {
-            (Some(Unread::Pending { words, .. }), _) => words.clone(),
-            (Some(Unread::Failed { may_hold, .. }), _) => may_hold.clone().unwrap_or_default(),
-            (None, Some(Verdict::Refused { words, .. })) => words.clone(),
-            (None, Some(Verdict::Accepted { .. }) | None) => return None,
-        };
+        let words = self.words()?.cloned().unwrap_or_default();
         Some(Unreadable { words })
     }
 
     fn is_unreadable(&self) -> bool {
-        let refused = |content: &Content| matches!(content.verdict, Verdict::Refused { .. });
-        self.unread.is_some() || self.content.as_ref().is_some_and(refused)
+        self.words().is_some()
     }
 
     fn may_hold(&self, name: &str) -> bool {
-        match (&self.unread, self.content.as_ref().map(|content| &content.verdict)) {
-            (Some(Unread::Pending { words, .. }), _) | (None, Some(Verdict::Refused { words, .. })) => words.contains(name),
-            (Some(Unread::Failed { may_hold, .. }), _) => may_hold.as_ref().is_some_and(|words| words.contains(name)),
-            (None, Some(Verdict::Accepted { .. }) | None) => false,
+        self.words()
+            .flatten()
+            .is_some_and(|words| words.contains(name))
+    }
+
+    /// The words of its present content, if that is not accepted; none of them if there was no looking into it.
+    #[expect(
+        clippy::option_option,
+        reason = "accepted and not looked into are not the same"
+    )]
+    fn words(&self) -> Option<Option<&BTreeSet<String>>> {
+        match (&self.unread, &self.content) {
+            (Some(Unread::Failed { may_hold, .. }), _) => Some(may_hold.as_ref()),
+            (Some(Unread::Pending { words, .. }), _)
+            | (
+                None,
+                Some(Content {
+                    verdict: Verdict::Refused { words, .. },
+                    ..
+                }),
+            ) => Some(Some(words)),
+            (
+                None,
+                Some(Content {
+                    verdict: Verdict::Accepted { .. },
+                    ..
+                })
+                | None,
+            ) => None,
         }
     }
 
     /// What a person should mend in it.
     fn problems(&self) -> &[Problem] {
-        match (&self.unread, self.content.as_ref().map(|content| &content.verdict)) {
+        match (
+            &self.unread,
+            self.content.as_ref().map(|content| &content.verdict),
+        ) {
             (Some(Unread::Failed { problem, .. }), _) => std::slice::from_ref(problem),
             (Some(Unread::Pending { .. }), _) | (None, None) => &[],
             (None, Some(Verdict::Refused { problems, .. })) => problems,
@@ -171,16 +193,24 @@ impl Ledger {
     }
 
     /// Takes in the files of a complete listing.
-    pub(super) fn take_in(&mut self, now: Timestamp, files: &mut BTreeMap<PathBuf, FileState>) -> (Wishes, Vec<Event>) {
+    pub(super) fn take_in(
+        &mut self,
+        now: Timestamp,
+        files: &mut BTreeMap<PathBuf, FileState>,
+    ) -> (Wishes, Vec<Event>) {
         self.first_listed_at.get_or_insert(now);
         for (path, file) in files.iter() {
-            if matches!(&file.content, Some(content) if matches!(content.verdict, Verdict::Accepted { .. })) {
+            if matches!(&file.content, Some(content) if matches!(content.verdict, Verdict::Accepted { .. }))
+            {
                 self.accepted_once.insert(path.clone());
             }
         }
         self.accepted_once.retain(|path| files.contains_key(path));
         let (owned, _) = self.assign(files);
-        let owned: Vec<_> = owned.into_iter().map(|(name, deployment)| (name.clone(), deployment.source.file.clone())).collect();
+        let owned: Vec<_> = owned
+            .into_iter()
+            .map(|(name, deployment)| (name.clone(), deployment.source.file.clone()))
+            .collect();
         let present: BTreeSet<&DeploymentName> = owned.iter().map(|(name, _)| name).collect();
         self.suspect(&present, files);
         self.note_missing(now, &present, files);
@@ -194,9 +224,19 @@ impl Ledger {
     /// What the files wish.
     pub(super) fn wishes(&self, files: &BTreeMap<PathBuf, FileState>) -> Wishes {
         let (owned, duplicates) = self.assign(files);
-        let deployments = owned.into_iter().map(|(name, deployment)| (name.clone(), deployment.clone())).collect();
-        let unreadable = files.iter().filter_map(|(path, file)| Some((path.clone(), file.unreadable()?))).collect();
-        let mut problems: Vec<_> = files.values().flat_map(FileState::problems).cloned().collect();
+        let deployments = owned
+            .into_iter()
+            .map(|(name, deployment)| (name.clone(), deployment.clone()))
+            .collect();
+        let unreadable = files
+            .iter()
+            .filter_map(|(path, file)| Some((path.clone(), file.unreadable()?)))
+            .collect();
+        let mut problems: Vec<_> = files
+            .values()
+            .flat_map(FileState::problems)
+            .cloned()
+            .collect();
         problems.extend(duplicates);
         problems.sort_by(|a, b| (&a.file, a.line, a.column).cmp(&(&b.file, b.line, b.column)));
         Wishes {
@@ -212,17 +252,24 @@ impl Ledger {
         &self,
         files: &'f BTreeMap<PathBuf, FileState>,
     ) -> (BTreeMap<&'f DeploymentName, &'f Deployment>, Vec<Problem>) {
-        let mut claims: BTreeMap<&DeploymentName, Vec<(&Path, &Deployment, &Place)>> = BTreeMap::new();
+        let mut claims: BTreeMap<&DeploymentName, Vec<(&Path, &Deployment, &Place)>> =
+            BTreeMap::new();
         for (path, file) in files {
             for (deployment, place) in &file.last_good {
-                claims.entry(&deployment.name).or_default().push((path, deployment, place));
+                claims
+                    .entry(&deployment.name)
+                    .or_default()
+                    .push((path, deployment, place));
             }
         }
-        let mut owned = BTreeMap::new();
+        let mut winners = BTreeMap::new();
         let mut duplicates = Vec::new();
         for (name, claims) in claims {
             let owner = self.owners.get(name).map(PathBuf::as_path);
-            let mut winner = claims.iter().position(|(path, ..)| Some(*path) == owner).unwrap_or(0);
+            let mut winner = claims
+                .iter()
+                .position(|(path, ..)| Some(*path) == owner)
+                .unwrap_or(0);
             let mut holder = claims[winner].0.display().to_string();
             if let Some(owner) = owner
                 && claims[winner].0 != owner
@@ -239,18 +286,22 @@ impl Ledger {
             }
             for (n, (path, deployment, place)) in claims.into_iter().enumerate() {
                 if n == winner {
-                    owned.insert(name, deployment);
+                    winners.insert(name, deployment);
                 } else {
                     duplicates.push(read::duplicate(path, &deployment.name, place, &holder));
                 }
             }
         }
-        (owned, duplicates)
+        (winners, duplicates)
     }
 
     /// A file that cannot even be looked into may be where a name went that disappeared when the file came. Names that
     /// leave later did not go there, so a file that stays unreadable does not hold up removals for ever.
-    fn suspect(&self, present: &BTreeSet<&DeploymentName>, files: &mut BTreeMap<PathBuf, FileState>) {
+    fn suspect(
+        &self,
+        present: &BTreeSet<&DeploymentName>,
+        files: &mut BTreeMap<PathBuf, FileState>,
+    ) {
         for file in files.values_mut() {
             if let Some(Unread::Failed { may_hold, .. }) = &mut file.unread
                 && may_hold.is_none()
@@ -267,10 +318,15 @@ impl Ledger {
         present: &BTreeSet<&DeploymentName>,
         files: &BTreeMap<PathBuf, FileState>,
     ) {
-        let unreadable: Vec<_> = files.iter().filter(|(_, file)| file.is_unreadable()).collect();
+        let unreadable: Vec<_> = files
+            .iter()
+            .filter(|(_, file)| file.is_unreadable())
+            .collect();
         for (name, owner) in &self.owners {
             let may_be_held = || {
-                let holds = |(path, file): &(&PathBuf, &FileState)| *path == owner || file.may_hold(name.as_str());
+                let holds = |(path, file): &(&PathBuf, &FileState)| {
+                    *path == owner || file.may_hold(name.as_str())
+                };
                 unreadable.iter().any(holds)
             };
             if present.contains(name) || may_be_held() {
@@ -319,7 +375,11 @@ impl Ledger {
         let mut reported = BTreeSet::new();
         for problem in problems {
             // Without the line: an edit above moves a problem and does not make a new one.
-            let key = (problem.file.clone(), problem.path.clone(), problem.message.clone());
+            let key = (
+                problem.file.clone(),
+                problem.path.clone(),
+                problem.message.clone(),
+            );
             if !self.reported.contains(&key) && !reported.contains(&key) {
                 let reason = match problem.kind {
                     ProblemKind::Unreadable | ProblemKind::Invalid => Reason::ManifestInvalid,
@@ -344,7 +404,10 @@ fn change(old: &Deployment, new: &Deployment) -> Option<String> {
         return None;
     }
     let mut fields = old.spec.changed_fields(&new.spec);
-    let class = if fields.iter().any(|field| field == "spec.devices" || field == "spec.port") {
+    let class = if fields
+        .iter()
+        .any(|field| field == "spec.devices" || field == "spec.port")
+    {
         "re-lease"
     } else if old.restart_key == new.restart_key {
         "live"

@@ -88,7 +88,9 @@ impl Node {
         let mut key = None;
         for step in steps(path) {
             let below = match (step, &node.shape) {
-                (Step::Key(name), _) => node.get(name).map(|entry| (Some(entry.key_number), &entry.value)),
+                (Step::Key(name), _) => node
+                    .get(name)
+                    .map(|entry| (Some(entry.key_number), &entry.value)),
                 (Step::Index(n), Shape::Sequence(items)) => items.get(n).map(|item| (None, item)),
                 (Step::Index(_), _) => None,
             };
@@ -110,17 +112,27 @@ impl Node {
         let mut rest = message;
         loop {
             let position = message.len() - rest.len();
-            if position > 0 && let Some(end) = rest.strip_prefix(": ") {
+            if position > 0
+                && let Some(end) = rest.strip_prefix(": ")
+            {
                 return (&message[..position], end);
             }
             let below = match &node.shape {
                 Shape::Mapping(entries) => {
-                    let name = if position == 0 { Some(rest) } else { rest.strip_prefix('.') };
+                    let name = if position == 0 {
+                        Some(rest)
+                    } else {
+                        rest.strip_prefix('.')
+                    };
                     name.and_then(|name| {
                         entries
                             .iter()
-                            .filter_map(|entry| Some((name.strip_prefix(entry.key.as_str())?, &entry.value)))
-                            .filter(|(tail, _)| tail.starts_with(['.', '[']) || tail.starts_with(": "))
+                            .filter_map(|entry| {
+                                Some((name.strip_prefix(entry.key.as_str())?, &entry.value))
+                            })
+                            .filter(|(tail, _)| {
+                                tail.starts_with(['.', '[']) || tail.starts_with(": ")
+                            })
                             .min_by_key(|(tail, _)| tail.len())
                     })
                 }
@@ -179,12 +191,17 @@ enum Step<'p> {
 }
 
 fn steps(path: &str) -> impl Iterator<Item = Step<'_>> {
-    path.split(['.', '[']).filter(|step| !step.is_empty()).map(|step| {
-        match step.strip_suffix(']').and_then(|digits| digits.parse().ok()) {
-            Some(n) => Step::Index(n),
-            None => Step::Key(step),
-        }
-    })
+    path.split(['.', '['])
+        .filter(|step| !step.is_empty())
+        .map(|step| {
+            match step
+                .strip_suffix(']')
+                .and_then(|digits| digits.parse().ok())
+            {
+                Some(n) => Step::Index(n),
+                None => Step::Key(step),
+            }
+        })
 }
 
 /// How much of a file has been walked, and where to stop.
@@ -227,10 +244,14 @@ impl Walk {
     pub(super) fn excess(&self) -> Option<String> {
         match self.stopped? {
             Stop::Found => None,
-            Stop::TooManyNodes => Some(format!("has more than {NODE_LIMIT} values once its aliases are followed")),
+            Stop::TooManyNodes => Some(format!(
+                "has more than {NODE_LIMIT} values once its aliases are followed"
+            )),
             Stop::TooMuchText => {
                 let limit = TEXT_LIMIT >> 20;
-                Some(format!("has more than {limit} MiB of text once its aliases are followed"))
+                Some(format!(
+                    "has more than {limit} MiB of text once its aliases are followed"
+                ))
             }
         }
     }
@@ -238,7 +259,10 @@ impl Walk {
     /// Counts a key or value, and fails at the one that is looked for.
     fn number<E: de::Error>(&mut self, text: usize) -> Result<usize, E> {
         let number = self.next;
-        let stop = match (self.nodes_left.checked_sub(1), self.text_left.checked_sub(text)) {
+        let stop = match (
+            self.nodes_left.checked_sub(1),
+            self.text_left.checked_sub(text),
+        ) {
             _ if self.stop_at == Some(number) => Stop::Found,
             (Some(nodes_left), Some(text_left)) => {
                 (self.next, self.nodes_left, self.text_left) = (number + 1, nodes_left, text_left);
@@ -376,7 +400,10 @@ struct KeySeed<'w>(&'w mut Walk);
 impl<'de> DeserializeSeed<'de> for KeySeed<'_> {
     type Value = (usize, String);
 
-    fn deserialize<D: de::Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+    fn deserialize<D: de::Deserializer<'de>>(
+        self,
+        deserializer: D,
+    ) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_str(self)
     }
 }
@@ -429,27 +456,47 @@ mod tests {
     #[test]
     fn the_path_of_a_message_ends_where_the_documents_keys_say() {
         let node = outline("a:\n  'b: c.d': [x]\n  b: 1\n").unwrap();
-        assert_eq!(node.split_path("a.b: c.d[0]: wrong: x"), ("a.b: c.d[0]", "wrong: x"));
+        assert_eq!(
+            node.split_path("a.b: c.d[0]: wrong: x"),
+            ("a.b: c.d[0]", "wrong: x")
+        );
         assert_eq!(node.split_path("a.b: wrong"), ("a.b", "wrong"));
-        assert_eq!(node.split_path("unknown field `a: b`"), ("", "unknown field `a: b`"));
+        assert_eq!(
+            node.split_path("unknown field `a: b`"),
+            ("", "unknown field `a: b`")
+        );
     }
 
     #[test]
     fn doubled_keys_are_found_in_every_mapping() {
         let node = outline("a: {x: 1, 'x': 2}\nb:\n  - {1: a, '1': b}\na: 3\n").unwrap();
-        let doubled: Vec<_> = node.doubled_keys().into_iter().map(|(path, _)| path).collect();
+        let doubled: Vec<_> = node
+            .doubled_keys()
+            .into_iter()
+            .map(|(path, _)| path)
+            .collect();
         assert_eq!(doubled, ["a.x", "b[0].1", "a"]);
     }
 
     #[test]
     fn aliases_are_followed_as_far_as_the_limits_go() {
         let same = outline("a: &a [1, 2]\nb: *a\n").unwrap();
-        assert!(matches!(&same.get("b").unwrap().value.shape, Shape::Sequence(items) if items.len() == 2));
+        assert!(
+            matches!(&same.get("b").unwrap().value.shape, Shape::Sequence(items) if items.len() == 2)
+        );
 
-        let wide = format!("a: &a [{}]\nb: [{}]\n", "x,".repeat(1000), "*a,".repeat(1000));
+        let wide = format!(
+            "a: &a [{}]\nb: [{}]\n",
+            "x,".repeat(1000),
+            "*a,".repeat(1000)
+        );
         assert!(excess(&wide).contains("values"));
 
-        let long = format!("a: &a '{}'\nb: [{}]\n", "x".repeat(100_000), "*a,".repeat(1000));
+        let long = format!(
+            "a: &a '{}'\nb: [{}]\n",
+            "x".repeat(100_000),
+            "*a,".repeat(1000)
+        );
         assert!(excess(&long).contains("MiB of text"));
 
         assert!(outline("&a [*a, *a]").is_err());

@@ -81,7 +81,11 @@ enum Git {
 
 impl Scanner {
     /// A scanner that has not looked yet. `owners` says which file owned which name, as the records remember it.
-    pub fn new(folder: PathBuf, options: ScanOptions, owners: BTreeMap<DeploymentName, PathBuf>) -> Self {
+    pub fn new(
+        folder: PathBuf,
+        options: ScanOptions,
+        owners: BTreeMap<DeploymentName, PathBuf>,
+    ) -> Self {
         Self {
             folder,
             options,
@@ -109,9 +113,16 @@ impl Scanner {
     /// device and without its files; a volume that was mounted again may have another device and has the files.
     fn believe(&self, listing: Listing) -> Result<Listing, String> {
         let moved = self.device.is_some_and(|device| device != listing.device);
-        let is_strange = !self.files.is_empty() && !self.files.keys().any(|path| listing.files.contains_key(path));
+        let is_strange = !self.files.is_empty()
+            && !self
+                .files
+                .keys()
+                .any(|path| listing.files.contains_key(path));
         if moved && is_strange {
-            return Err("it is on another device and has none of its files: its volume is not mounted".to_owned());
+            return Err(
+                "it is on another device and has none of its files: its volume is not mounted"
+                    .to_owned(),
+            );
         }
         Ok(listing)
     }
@@ -148,7 +159,8 @@ impl Scanner {
         }
         self.availability = Availability::Listed;
         self.device = Some(listing.device);
-        self.files.retain(|path, _| listing.files.contains_key(path));
+        self.files
+            .retain(|path, _| listing.files.contains_key(path));
         let mut deadlines = Vec::new();
         for (path, stamp) in &listing.files {
             deadlines.extend(self.look_at(now, listing, path, stamp, settled.contains(path)));
@@ -196,7 +208,10 @@ impl Scanner {
                 return None;
             }
         };
-        let is_known = file.content.as_ref().is_some_and(|content| content.stamp == Some(stamp));
+        let is_known = file
+            .content
+            .as_ref()
+            .is_some_and(|content| content.stamp == Some(stamp));
         if is_known && !is_settled {
             file.unread = None;
             return None;
@@ -234,7 +249,12 @@ impl Scanner {
     }
 
     /// Until when removals wait for git, if it is at work.
-    fn wait_for_git(&mut self, now: Timestamp, listing: &Listing, events: &mut Vec<Event>) -> Option<Timestamp> {
+    fn wait_for_git(
+        &mut self,
+        now: Timestamp,
+        listing: &Listing,
+        events: &mut Vec<Event>,
+    ) -> Option<Timestamp> {
         let Some(lock) = folder::git_lock(&listing.root) else {
             self.git = Git::Idle;
             return None;
@@ -248,7 +268,10 @@ impl Scanner {
             self.git = Git::LockedSince(since);
         } else if self.git != Git::GivenUp(since) {
             let seconds = GIT_WAIT.as_secs();
-            let message = format!("{} is there for {seconds} s: removals no longer wait for git", lock.display());
+            let message = format!(
+                "{} is there for {seconds} s: removals no longer wait for git",
+                lock.display()
+            );
             events.push(Event::general(now, Reason::Stuck, message));
             self.git = Git::GivenUp(since);
         }
@@ -269,7 +292,10 @@ impl FileState {
         } else {
             // Written since this scan began, or by a clock that is ahead: only our own looking tells which.
             match &self.unread {
-                Some(Unread::Pending { seen: Some((seen, since)), .. }) if *seen == stamp => *since,
+                Some(Unread::Pending {
+                    seen: Some((seen, since)),
+                    ..
+                }) if *seen == stamp => *since,
                 _ => now,
             }
         };
@@ -280,16 +306,26 @@ impl FileState {
     /// Notes that it is being written.
     fn wait(&mut self, now: Timestamp, stamp: Option<Stamp>, words: BTreeSet<String>) {
         let seen = match (&self.unread, stamp) {
-            (Some(Unread::Pending { seen: Some((seen, since)), .. }), Some(stamp)) if *seen == stamp => {
-                Some((stamp, *since))
-            }
+            (
+                Some(Unread::Pending {
+                    seen: Some((seen, since)),
+                    ..
+                }),
+                Some(stamp),
+            ) if *seen == stamp => Some((stamp, *since)),
             (_, stamp) => stamp.map(|stamp| (stamp, now)),
         };
         self.unread = Some(Unread::Pending { words, seen });
     }
 
     /// Takes in its bytes: new ones, or the same with a new stamp.
-    pub(super) fn take_in(&mut self, path: &Path, stamp: Option<Stamp>, bytes: &[u8], ledger: &Ledger) {
+    pub(super) fn take_in(
+        &mut self,
+        path: &Path,
+        stamp: Option<Stamp>,
+        bytes: &[u8],
+        ledger: &Ledger,
+    ) {
         self.unread = None;
         let hash = Sha256::digest(bytes).into();
         if let Some(content) = &mut self.content
@@ -309,7 +345,11 @@ impl FileState {
                         "ignored a document of another program"
                     );
                 }
-                self.last_good = manifests.deployments.into_iter().zip(manifests.places).collect();
+                self.last_good = manifests
+                    .deployments
+                    .into_iter()
+                    .zip(manifests.places)
+                    .collect();
                 Verdict::Accepted {
                     duplicates: manifests.duplicates,
                     ignored: manifests.ignored,
@@ -329,7 +369,11 @@ impl FileState {
 
     /// Notes that it cannot be read.
     pub(super) fn fail(&mut self, path: &Path, stamp: Option<Stamp>, why: String) {
-        if let Some(Unread::Failed { stamp: before, problem, .. }) = &self.unread
+        if let Some(Unread::Failed {
+            stamp: before,
+            problem,
+            ..
+        }) = &self.unread
             && *before == stamp
             && problem.message == diagnose::clean(&why)
         {

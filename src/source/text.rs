@@ -44,12 +44,16 @@ pub(super) fn text_of(bytes: &[u8]) -> Result<&str, Refusal> {
         return Err(Refusal::new(0, "is UTF-16 or UTF-32, not UTF-8", UTF8));
     }
     let bytes = without_mark(bytes);
-    let text = std::str::from_utf8(bytes)
-        .map_err(|error| Refusal::new(error.valid_up_to(), "holds bytes that are not UTF-8", UTF8))?;
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        Refusal::new(error.valid_up_to(), "holds bytes that are not UTF-8", UTF8)
+    })?;
     if let Some((offset, unfit)) = text.char_indices().find(|&(_, c)| !is_printable(c)) {
         return Err(Refusal::new(
             offset,
-            format!("holds the character U+{:04X}, which YAML forbids", u32::from(unfit)),
+            format!(
+                "holds the character U+{:04X}, which YAML forbids",
+                u32::from(unfit)
+            ),
             "take it out; in a double-quoted text it can be written as an escape",
         ));
     }
@@ -117,7 +121,11 @@ fn bounded(text: &str) -> Result<(), Refusal> {
             ));
         }
         if events > EVENT_LIMIT {
-            return Err(Refusal::new(offset, "has too many values for one file", SPLIT));
+            return Err(Refusal::new(
+                offset,
+                "has too many values for one file",
+                SPLIT,
+            ));
         }
     }
     Ok(())
@@ -155,11 +163,17 @@ impl<'t> Lines<'t> {
     }
 
     /// The text from the beginning of a line on.
-    pub(super) fn from_line(&self, number: usize) -> &'t str {
-        let line = self.lines.get(number.saturating_sub(1)).copied().unwrap_or_default();
+    pub(super) fn rest_at(&self, number: usize) -> &'t str {
+        let line = self
+            .lines
+            .get(number.saturating_sub(1))
+            .copied()
+            .unwrap_or_default();
         // The lines are slices of the text, so their addresses tell their offsets.
         let offset = (line.as_ptr() as usize).checked_sub(self.text.as_ptr() as usize);
-        offset.and_then(|offset| self.text.get(offset..)).unwrap_or_default()
+        offset
+            .and_then(|offset| self.text.get(offset..))
+            .unwrap_or_default()
     }
 
     /// How many lines there are.
@@ -181,7 +195,12 @@ mod tests {
     #[test]
     fn a_byte_order_mark_is_tolerated_and_wide_characters_are_refused() {
         assert_eq!(text_of(b"\xEF\xBB\xBFa: 1"), Ok("a: 1"));
-        for wide in [&b"\xFF\xFEa\0:\0"[..], b"\xFE\xFF\0a\0:", b"a\0p\0i\0", b"\0a\0p\0i"] {
+        for wide in [
+            &b"\xFF\xFEa\0:\0"[..],
+            b"\xFE\xFF\0a\0:",
+            b"a\0p\0i\0",
+            b"\0a\0p\0i",
+        ] {
             let refusal = text_of(wide).unwrap_err();
             assert!(refusal.message.contains("UTF-16"), "{wide:?}: {refusal:?}");
         }
@@ -220,9 +239,9 @@ mod tests {
         assert_eq!(lines.lines, ["a", "b", "c", "", "d", ""]);
         assert_eq!(lines.get(3), (Some(3), "c"));
         assert_eq!(lines.get(7), (None, ""));
-        assert_eq!(lines.from_line(1), "a\r\nb\rc\n\u{2028}d\n");
-        assert_eq!(lines.from_line(3), "c\n\u{2028}d\n");
-        assert_eq!(lines.from_line(7), "");
+        assert_eq!(lines.rest_at(1), "a\r\nb\rc\n\u{2028}d\n");
+        assert_eq!(lines.rest_at(3), "c\n\u{2028}d\n");
+        assert_eq!(lines.rest_at(7), "");
         assert_eq!(Lines::of("a\r\näb").end(), (2, 3));
         assert_eq!(Lines::of("").end(), (1, 1));
     }

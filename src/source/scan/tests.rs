@@ -30,7 +30,10 @@ impl World {
     }
 
     fn of(dir: TempDir, within: &str, owners: &[(&str, &str)]) -> Self {
-        let owners = owners.iter().map(|(name, file)| (name.parse().unwrap(), PathBuf::from(file))).collect();
+        let owners = owners
+            .iter()
+            .map(|(name, file)| (name.parse().unwrap(), PathBuf::from(file)))
+            .collect();
         let scanner = Scanner::new(dir.path().join(within), ScanOptions::default(), owners);
         let now = Timestamp::now() + SignedDuration::from_hours(1);
         Self { dir, scanner, now }
@@ -66,11 +69,19 @@ fn manifest(name: &str, spec: &str) -> String {
 }
 
 fn names(scan: &Scan) -> Vec<&str> {
-    scan.desired.deployments.keys().map(DeploymentName::as_str).collect()
+    scan.desired
+        .deployments
+        .keys()
+        .map(DeploymentName::as_str)
+        .collect()
 }
 
 fn missing(scan: &Scan) -> Vec<&str> {
-    scan.desired.missing.keys().map(DeploymentName::as_str).collect()
+    scan.desired
+        .missing
+        .keys()
+        .map(DeploymentName::as_str)
+        .collect()
 }
 
 fn reasons(scan: &Scan) -> Vec<Reason> {
@@ -84,7 +95,10 @@ fn name(text: &str) -> DeploymentName {
 fn record(instance: &str, file: &str) -> Record {
     let instance: InstanceName = instance.parse().unwrap();
     let text = manifest(instance.deployment.as_str(), "");
-    let deployment = read_manifests(Path::new(file), text.as_bytes()).unwrap().deployments.remove(0);
+    let deployment = read_manifests(Path::new(file), text.as_bytes())
+        .unwrap()
+        .deployments
+        .remove(0);
     Record {
         version: crate::record::RECORD_VERSION,
         name: instance,
@@ -126,13 +140,23 @@ fn an_unchanged_file_is_not_read_again() {
     world.write("a.yaml", &manifest("a", ""));
     world.scan();
     // Reading sets the access time of a file whose access time is older than its last change.
-    let accessed = |world: &World| fs::metadata(world.path("a.yaml")).unwrap().accessed().unwrap();
+    let accessed = |world: &World| {
+        fs::metadata(world.path("a.yaml"))
+            .unwrap()
+            .accessed()
+            .unwrap()
+    };
     let long_ago = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1);
-    let file = fs::File::options().write(true).open(world.path("a.yaml")).unwrap();
-    file.set_times(fs::FileTimes::new().set_accessed(long_ago)).unwrap();
+    let file = fs::File::options()
+        .write(true)
+        .open(world.path("a.yaml"))
+        .unwrap();
+    file.set_times(fs::FileTimes::new().set_accessed(long_ago))
+        .unwrap();
     world.scan();
     let before = accessed(&world);
-    file.set_times(fs::FileTimes::new().set_accessed(long_ago)).unwrap();
+    file.set_times(fs::FileTimes::new().set_accessed(long_ago))
+        .unwrap();
     world.scan();
     // On a file system that keeps no access times both are the same, and this proves nothing.
     let after_a_read = accessed(&world);
@@ -160,18 +184,34 @@ fn a_change_says_what_it_causes() {
     world.scan();
     for (spec, message) in [
         ("  priority: 3\n", "changed in a.yaml: live"),
-        ("  priority: 3\n  args: [--x]\n", "changed in a.yaml: restart (spec.args)"),
-        ("  args: [--y]\n  port: 9000\n", "changed in a.yaml: re-lease (spec.args, spec.port)"),
+        (
+            "  priority: 3\n  args: [--x]\n",
+            "changed in a.yaml: restart (spec.args)",
+        ),
+        (
+            "  args: [--y]\n  port: 9000\n",
+            "changed in a.yaml: re-lease (spec.args, spec.port)",
+        ),
         ("  # a comment\n  port: 9000\n  args: [\"--y\"]\n", ""),
     ] {
         world.write("a.yaml", &manifest("a", spec));
-        let messages: Vec<_> = world.scan().events.into_iter().map(|event| event.message).collect();
+        let messages: Vec<_> = world
+            .scan()
+            .events
+            .into_iter()
+            .map(|event| event.message)
+            .collect();
         assert_eq!(messages.concat(), message);
     }
-    let annotated = manifest("a", "  port: 9000\n  args: [--y]\n")
-        .replace("spec:", "  annotations: {evenkeel.dev/restartedAt: now}\nspec:");
+    let annotated = manifest("a", "  port: 9000\n  args: [--y]\n").replace(
+        "spec:",
+        "  annotations: {evenkeel.dev/restartedAt: now}\nspec:",
+    );
     world.write("a.yaml", &annotated);
-    assert_eq!(world.scan().events[0].message, "changed in a.yaml: restart (metadata.annotations)");
+    assert_eq!(
+        world.scan().events[0].message,
+        "changed in a.yaml: restart (metadata.annotations)"
+    );
 }
 
 #[test]
@@ -182,20 +222,38 @@ fn a_file_just_written_is_read_when_it_has_settled_or_the_watch_says_so() {
     let young = world.scanner.scan(world.now, &BTreeSet::new());
     assert_eq!(names(&young), [""; 0]);
     let again = young.look_again_at.unwrap();
-    assert!(again > world.now && again <= world.now + SignedDuration::from_millis(60), "{again} {}", world.now);
-    assert!(young.desired.unreadable[Path::new("a.yaml")].words.contains("a"));
-    assert_eq!(young.desired.absence(&record("a-0", "other.yaml")), Absence::Unproven);
+    assert!(
+        again > world.now && again <= world.now + SignedDuration::from_millis(60),
+        "{again} {}",
+        world.now
+    );
+    assert!(
+        young.desired.unreadable[Path::new("a.yaml")]
+            .words
+            .contains("a")
+    );
+    assert_eq!(
+        young.desired.absence(&record("a-0", "other.yaml")),
+        Absence::Unproven
+    );
     assert_eq!(young.events, []);
 
-    let settled = world.scanner.scan(again + SignedDuration::from_millis(1), &BTreeSet::new());
+    let settled = world
+        .scanner
+        .scan(again + SignedDuration::from_millis(1), &BTreeSet::new());
     assert_eq!(names(&settled), ["a"]);
     assert_eq!(settled.look_again_at, None);
 
     world.now = Timestamp::now();
     world.write("b.yaml", &manifest("b", ""));
-    let told = world.scanner.scan(world.now, &BTreeSet::from([PathBuf::from("b.yaml")]));
+    let told = world
+        .scanner
+        .scan(world.now, &BTreeSet::from([PathBuf::from("b.yaml")]));
     assert_eq!(names(&told), ["a", "b"]);
-    assert!(told.look_again_at.is_some(), "a stamp this young proves nothing");
+    assert!(
+        told.look_again_at.is_some(),
+        "a stamp this young proves nothing"
+    );
 }
 
 #[test]
@@ -215,8 +273,12 @@ fn a_file_being_rewritten_keeps_its_deployments_in_force() {
 fn a_file_from_the_future_is_read_once_it_stays_the_same() {
     let mut world = World::new();
     world.write("a.yaml", &manifest("a", ""));
-    let file = fs::File::options().write(true).open(world.path("a.yaml")).unwrap();
-    file.set_modified(std::time::SystemTime::now() + Duration::from_secs(1_000_000)).unwrap();
+    let file = fs::File::options()
+        .write(true)
+        .open(world.path("a.yaml"))
+        .unwrap();
+    file.set_modified(std::time::SystemTime::now() + Duration::from_secs(1_000_000))
+        .unwrap();
     let young = world.scan();
     assert_eq!(names(&young), [""; 0]);
     world.now = young.look_again_at.unwrap();
@@ -230,20 +292,40 @@ fn a_file_that_turns_bad_keeps_its_deployments_and_is_reported_once() {
     world.write("a.yaml", &(manifest("a", "") + &manifest("b", "")));
     world.write("c.yaml", &manifest("c", ""));
     let good = world.scan();
-    world.write("a.yaml", &(manifest("a", "  replica: 2\n") + &manifest("b", "  priority: 1\n")));
+    world.write(
+        "a.yaml",
+        &(manifest("a", "  replica: 2\n") + &manifest("b", "  priority: 1\n")),
+    );
     let bad = world.scan();
     assert_eq!(bad.desired.deployments, good.desired.deployments);
     assert_eq!(reasons(&bad), [Reason::ManifestInvalid]);
     assert_eq!(bad.events[0].deployment, Some(name("a")));
-    assert_eq!(bad.events[0].message, "a.yaml:7:3: spec.replica: unknown field `replica`");
+    assert_eq!(
+        bad.events[0].message,
+        "a.yaml:7:3: spec.replica: unknown field `replica`"
+    );
     assert_eq!(bad.desired.problems.len(), 1);
-    assert_eq!(bad.desired.problems[0].hint.as_deref(), Some("did you mean `replicas`?"));
-    assert!(bad.desired.unreadable[Path::new("a.yaml")].words.contains("b"));
+    assert_eq!(
+        bad.desired.problems[0].hint.as_deref(),
+        Some("did you mean `replicas`?")
+    );
+    assert!(
+        bad.desired.unreadable[Path::new("a.yaml")]
+            .words
+            .contains("b")
+    );
     assert_eq!(missing(&bad), [""; 0]);
     assert_eq!(world.scan().events, []);
 
-    world.write("a.yaml", &("# moved down\n".to_owned() + &manifest("a", "  replica: 2\n")));
-    assert_eq!(world.scan().events, [], "the same problem on another line is not new");
+    world.write(
+        "a.yaml",
+        &("# moved down\n".to_owned() + &manifest("a", "  replica: 2\n")),
+    );
+    assert_eq!(
+        world.scan().events,
+        [],
+        "the same problem on another line is not new"
+    );
 
     world.write("a.yaml", &manifest("a", "  replicas: 2\n"));
     let mended = world.scan();
@@ -253,7 +335,11 @@ fn a_file_that_turns_bad_keeps_its_deployments_and_is_reported_once() {
     assert_eq!(reasons(&mended), [Reason::Accepted]);
 
     world.write("a.yaml", &manifest("a", "  replica: 2\n"));
-    assert_eq!(reasons(&world.scan()), [Reason::ManifestInvalid], "a problem that returns is new");
+    assert_eq!(
+        reasons(&world.scan()),
+        [Reason::ManifestInvalid],
+        "a problem that returns is new"
+    );
 }
 
 #[test]
@@ -267,7 +353,10 @@ fn a_name_that_disappears_is_missing_since_then_and_returns_as_if_never_away() {
     let since = world.now;
     assert_eq!(names(&gone), ["b"]);
     assert_eq!(gone.desired.missing, BTreeMap::from([(name("a"), since)]));
-    assert_eq!(gone.desired.absence(&record("a-0", "a.yaml")), Absence::Since(since));
+    assert_eq!(
+        gone.desired.absence(&record("a-0", "a.yaml")),
+        Absence::Since(since)
+    );
     assert_eq!(gone.look_again_at, Some(since + CONFIRM));
     let still = world.scan();
     assert_eq!(still.desired.missing, gone.desired.missing);
@@ -296,7 +385,10 @@ fn a_name_that_returns_much_later_is_accepted_anew() {
     world.later(SignedDuration::from_hours(2));
     let forgotten = world.scan();
     assert_eq!(missing(&forgotten), [""; 0]);
-    assert_eq!(forgotten.desired.absence(&record("a-0", "a.yaml")), Absence::Since(first));
+    assert_eq!(
+        forgotten.desired.absence(&record("a-0", "a.yaml")),
+        Absence::Since(first)
+    );
 }
 
 #[test]
@@ -306,15 +398,25 @@ fn a_deployment_that_moves_into_a_bad_file_is_not_absent() {
     world.write("b.yaml", &manifest("b", ""));
     world.scan();
     world.remove("a.yaml");
-    world.write("b.yaml", &(manifest("b", "") + &manifest("a", "  nonsense: 1\n")));
+    world.write(
+        "b.yaml",
+        &(manifest("b", "") + &manifest("a", "  nonsense: 1\n")),
+    );
     let scan = world.scan();
     assert_eq!(names(&scan), ["b"]);
     assert_eq!(missing(&scan), [""; 0]);
-    assert_eq!(scan.desired.absence(&record("a-0", "a.yaml")), Absence::Unproven);
+    assert_eq!(
+        scan.desired.absence(&record("a-0", "a.yaml")),
+        Absence::Unproven
+    );
     world.later(SignedDuration::from_mins(10));
     world.write("b.yaml", &manifest("b", ""));
     let scan = world.scan();
-    assert_eq!(scan.desired.absence(&record("a-0", "a.yaml")), Absence::Since(world.now), "not since long ago");
+    assert_eq!(
+        scan.desired.absence(&record("a-0", "a.yaml")),
+        Absence::Since(world.now),
+        "not since long ago"
+    );
 }
 
 #[test]
@@ -322,9 +424,18 @@ fn after_a_restart_a_bad_file_proves_nothing_of_what_it_held() {
     let mut world = World::with_owners(&[("a", "a.yaml"), ("gone", "gone.yaml")]);
     world.write("a.yaml", "{ not yaml");
     let scan = world.scan();
-    assert_eq!(scan.desired.absence(&record("a-0", "a.yaml")), Absence::Unproven);
-    assert_eq!(scan.desired.absence(&record("gone-0", "gone.yaml")), Absence::Since(world.now));
-    assert_eq!(scan.desired.absence(&record("unheard-of-0", "x.yaml")), Absence::Since(world.now));
+    assert_eq!(
+        scan.desired.absence(&record("a-0", "a.yaml")),
+        Absence::Unproven
+    );
+    assert_eq!(
+        scan.desired.absence(&record("gone-0", "gone.yaml")),
+        Absence::Since(world.now)
+    );
+    assert_eq!(
+        scan.desired.absence(&record("unheard-of-0", "x.yaml")),
+        Absence::Since(world.now)
+    );
     assert_eq!(missing(&scan), ["gone"]);
     assert_eq!(reasons(&scan), [Reason::ManifestInvalid]);
 }
@@ -336,11 +447,23 @@ fn after_a_restart_the_owner_keeps_its_name_even_while_its_file_is_bad() {
     world.write("z.yaml", "{ not yaml");
     let bad = world.scan();
     assert_eq!(names(&bad), [""; 0]);
-    let kinds: Vec<_> = bad.desired.problems.iter().map(|problem| problem.kind).collect();
+    let kinds: Vec<_> = bad
+        .desired
+        .problems
+        .iter()
+        .map(|problem| problem.kind)
+        .collect();
     assert_eq!(kinds, [ProblemKind::Duplicate, ProblemKind::Invalid]);
-    assert!(bad.desired.problems[0].message.ends_with("z.yaml, which cannot be read"));
+    assert!(
+        bad.desired.problems[0]
+            .message
+            .ends_with("z.yaml, which cannot be read")
+    );
     world.write("z.yaml", &manifest("a", ""));
-    assert_eq!(world.scan().desired.deployments[&name("a")].source.file, Path::new("z.yaml"));
+    assert_eq!(
+        world.scan().desired.deployments[&name("a")].source.file,
+        Path::new("z.yaml")
+    );
 }
 
 #[test]
@@ -358,8 +481,11 @@ fn a_file_without_rights_keeps_its_deployments() {
     if !nix::unistd::geteuid().is_root() {
         world.remove("a.yaml");
         world.write("a.yaml", &manifest("a", "  priority: 1\n"));
-        fs::set_permissions(world.path("a.yaml"), fs::Permissions::from_mode(0)).unwrap();
-        assert_eq!(world.scan().desired.deployments[&name("a")].spec.priority, 0);
+        fs::set_permissions(world.path("a.yaml"), fs::Permissions::from_mode(0o000)).unwrap();
+        assert_eq!(
+            world.scan().desired.deployments[&name("a")].spec.priority,
+            0
+        );
     }
 }
 
@@ -372,14 +498,32 @@ fn a_file_that_cannot_be_looked_into_holds_up_only_what_left_when_it_came() {
     world.remove("a.yaml");
     world.write("big.yaml", &"# filler\n".repeat(200_000));
     let scan = world.scan();
-    assert!(scan.desired.problems[0].message.contains("1048576 are the most"), "{}", scan.desired.problems[0]);
-    assert_eq!(scan.desired.absence(&record("a-0", "a.yaml")), Absence::Unproven);
+    assert!(
+        scan.desired.problems[0]
+            .message
+            .contains("1048576 are the most"),
+        "{}",
+        scan.desired.problems[0]
+    );
+    assert_eq!(
+        scan.desired.absence(&record("a-0", "a.yaml")),
+        Absence::Unproven
+    );
     world.remove("b.yaml");
     let scan = world.scan();
-    assert_eq!(scan.desired.absence(&record("b-0", "b.yaml")), Absence::Since(world.now));
-    assert_eq!(scan.desired.absence(&record("a-0", "a.yaml")), Absence::Unproven);
+    assert_eq!(
+        scan.desired.absence(&record("b-0", "b.yaml")),
+        Absence::Since(world.now)
+    );
+    assert_eq!(
+        scan.desired.absence(&record("a-0", "a.yaml")),
+        Absence::Unproven
+    );
     world.remove("big.yaml");
-    assert_eq!(world.scan().desired.absence(&record("a-0", "a.yaml")), Absence::Since(world.now));
+    assert_eq!(
+        world.scan().desired.absence(&record("a-0", "a.yaml")),
+        Absence::Since(world.now)
+    );
 }
 
 #[test]
@@ -394,7 +538,10 @@ fn a_folder_that_is_gone_makes_everything_unavailable_until_it_is_back() {
     fs::create_dir(world.path("manifests")).unwrap();
     world.write("manifests/a.yaml", &manifest("a", ""));
     world.write("manifests/b.yaml", &manifest("b", ""));
-    assert_eq!(reasons(&world.scan()), [Reason::DesiredAvailable, Reason::Accepted, Reason::Accepted]);
+    assert_eq!(
+        reasons(&world.scan()),
+        [Reason::DesiredAvailable, Reason::Accepted, Reason::Accepted]
+    );
     world.remove("manifests/b.yaml");
     assert_eq!(missing(&world.scan()), ["b"]);
 
@@ -403,15 +550,24 @@ fn a_folder_that_is_gone_makes_everything_unavailable_until_it_is_back() {
     assert_eq!(names(&lost), ["a"]);
     assert_eq!(missing(&lost), [""; 0]);
     for (instance, file) in [("a-0", "a.yaml"), ("b-0", "b.yaml")] {
-        assert_eq!(lost.desired.absence(&record(instance, file)), Absence::Unproven);
+        assert_eq!(
+            lost.desired.absence(&record(instance, file)),
+            Absence::Unproven
+        );
     }
 
     world.later(SignedDuration::from_mins(10));
     fs::create_dir(world.path("manifests")).unwrap();
     let recreated = world.scan();
     assert_eq!(recreated.desired.folder, Folder::Listed);
-    assert_eq!(recreated.desired.absence(&record("a-0", "a.yaml")), Absence::Since(world.now));
-    assert_eq!(recreated.desired.absence(&record("b-0", "b.yaml")), Absence::Since(world.now));
+    assert_eq!(
+        recreated.desired.absence(&record("a-0", "a.yaml")),
+        Absence::Since(world.now)
+    );
+    assert_eq!(
+        recreated.desired.absence(&record("b-0", "b.yaml")),
+        Absence::Since(world.now)
+    );
 }
 
 #[test]
@@ -437,9 +593,16 @@ fn a_folder_on_another_device_without_the_files_is_an_unmounted_one() {
     world.scan();
     point(&world, there.path());
     let unmounted = world.scan();
-    assert!(matches!(unmounted.desired.folder, Folder::Unavailable { .. }));
+    assert!(matches!(
+        unmounted.desired.folder,
+        Folder::Unavailable { .. }
+    ));
     assert_eq!(names(&unmounted), ["a"]);
-    fs::write(there.path().join("a.yaml"), manifest("a", "  priority: 1\n")).unwrap();
+    fs::write(
+        there.path().join("a.yaml"),
+        manifest("a", "  priority: 1\n"),
+    )
+    .unwrap();
     let mounted = world.scan();
     assert_eq!(mounted.desired.folder, Folder::Listed);
     assert_eq!(mounted.desired.deployments[&name("a")].spec.priority, 1);
@@ -451,10 +614,16 @@ fn a_folder_that_is_a_swapped_link_is_followed() {
     let mut world = World::of(dir, "current", &[]);
     for (version, priority) in [("v1", 1), ("v2", 2)] {
         fs::create_dir(world.path(version)).unwrap();
-        world.write(&format!("{version}/a.yaml"), &manifest("a", &format!("  priority: {priority}\n")));
+        world.write(
+            &format!("{version}/a.yaml"),
+            &manifest("a", &format!("  priority: {priority}\n")),
+        );
     }
     symlink("v1", world.path("current")).unwrap();
-    assert_eq!(world.scan().desired.deployments[&name("a")].spec.priority, 1);
+    assert_eq!(
+        world.scan().desired.deployments[&name("a")].spec.priority,
+        1
+    );
     symlink("v2", world.path("next")).unwrap();
     fs::rename(world.path("next"), world.path("current")).unwrap();
     let swapped = world.scan();
@@ -467,14 +636,23 @@ fn a_config_map_mount_is_followed_when_it_is_swapped() {
     let mut world = World::new();
     for (version, priority) in [("..v1", 1), ("..v2", 2)] {
         fs::create_dir(world.path(version)).unwrap();
-        world.write(&format!("{version}/a.yaml"), &manifest("a", &format!("  priority: {priority}\n")));
+        world.write(
+            &format!("{version}/a.yaml"),
+            &manifest("a", &format!("  priority: {priority}\n")),
+        );
     }
     symlink("..v1", world.path("..data")).unwrap();
     symlink("..data/a.yaml", world.path("a.yaml")).unwrap();
-    assert_eq!(world.scan().desired.deployments[&name("a")].spec.priority, 1);
+    assert_eq!(
+        world.scan().desired.deployments[&name("a")].spec.priority,
+        1
+    );
     symlink("..v2", world.path("..data_tmp")).unwrap();
     fs::rename(world.path("..data_tmp"), world.path("..data")).unwrap();
-    assert_eq!(world.scan().desired.deployments[&name("a")].spec.priority, 2);
+    assert_eq!(
+        world.scan().desired.deployments[&name("a")].spec.priority,
+        2
+    );
 }
 
 #[test]
@@ -513,7 +691,10 @@ fn of_two_files_with_one_name_the_owner_keeps_it() {
     let [problem] = doubled.desired.problems.as_slice() else {
         panic!("{:?}", doubled.desired.problems);
     };
-    assert_eq!((problem.file.as_path(), problem.line, problem.kind), (Path::new("a.yaml"), Some(4), ProblemKind::Duplicate));
+    assert_eq!(
+        (problem.file.as_path(), problem.line, problem.kind),
+        (Path::new("a.yaml"), Some(4), ProblemKind::Duplicate)
+    );
     assert!(problem.message.ends_with("b.yaml"), "{}", problem.message);
     assert_eq!(world.scan().events, []);
 
@@ -529,12 +710,18 @@ fn without_an_owner_the_first_file_gets_the_name() {
     let mut world = World::new();
     world.write("b.yaml", &manifest("x", "  priority: 2\n"));
     world.write("a.yaml", &manifest("x", "  priority: 1\n"));
-    assert_eq!(world.scan().desired.deployments[&name("x")].spec.priority, 1);
+    assert_eq!(
+        world.scan().desired.deployments[&name("x")].spec.priority,
+        1
+    );
 
     let mut world = World::with_owners(&[("x", "b.yaml")]);
     world.write("b.yaml", &manifest("x", "  priority: 2\n"));
     world.write("a.yaml", &manifest("x", "  priority: 1\n"));
-    assert_eq!(world.scan().desired.deployments[&name("x")].spec.priority, 2);
+    assert_eq!(
+        world.scan().desired.deployments[&name("x")].spec.priority,
+        2
+    );
 }
 
 #[test]
@@ -561,7 +748,10 @@ fn folders_in_the_folder_are_looked_into_when_asked() {
     world.scanner.options.depth = Depth::Recursive;
     let scan = world.scan();
     assert_eq!(names(&scan), ["a"]);
-    assert_eq!(scan.desired.deployments[&name("a")].source.file, Path::new("team/one/a.yaml"));
+    assert_eq!(
+        scan.desired.deployments[&name("a")].source.file,
+        Path::new("team/one/a.yaml")
+    );
 }
 
 /// What a file may hold, good and bad.
