@@ -8,7 +8,11 @@ use crate::names::{DeviceId, InstanceName};
 
 /// Why a launch failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[serde(rename_all = "camelCase", tag = "kind")]
+#[serde(
+    rename_all = "camelCase",
+    rename_all_fields = "camelCase",
+    tag = "kind"
+)]
 pub enum LaunchFailure {
     /// The engine cannot run so, here.
     #[error("{engine} cannot run here: {reason}; {instead}")]

@@ -1,17 +1,50 @@
 //! evenkeel
 
-pub mod desired;
-pub mod event;
-pub mod failure;
-pub mod manifest;
 pub mod names;
-pub mod observed;
-pub mod order;
-pub mod record;
+
+pub mod manifest;
+
 pub mod spec;
 
-pub mod launch;
+pub mod failure;
+
+pub mod event;
+
+pub mod record;
+
+pub mod desired;
+
+pub mod observed;
+
+pub mod order;
+
+pub mod engine;
+
+pub mod plan;
 
 pub mod source;
 
+pub mod store;
+
+pub mod launch;
+
+pub mod probe;
+
+pub mod devices;
+
+pub mod journal;
+
+pub mod clock;
+
+pub mod procfs;
+
+pub mod files;
+
+pub mod controller;
+
+pub mod echo;
+
 pub mod cli;
+
+#[cfg(test)]
+pub mod testing;

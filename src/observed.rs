@@ -150,7 +150,11 @@ pub enum Outcome {
 /// What the probes of one launch said. Kept in memory: after a restart of the controller it begins anew.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Health {
-    /// Probes until the first readiness, and the readiness probe after it.
+    /// Since when this controller has been counting; none before the first probe.
+    pub since: Option<Timestamp>,
+    /// The startup probe, until it succeeds.
+    pub startup: ProbeCount,
+    /// The readiness probe.
     pub readiness: ProbeCount,
     /// The liveness probe.
     pub liveness: ProbeCount,

@@ -67,12 +67,12 @@ pub struct ProbeRequest {
 /// What an answer counts for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProbePurpose {
-    /// Ready or not. Before the first readiness: started or not.
+    /// Started or not.
+    Startup,
+    /// Ready or not.
     Readiness,
     /// Alive or not.
     Liveness,
-    /// One question whose answer counts for both.
-    Both,
 }
 
 /// How an instance is asked.

@@ -135,7 +135,7 @@ pub struct Stop {
 
 /// Why a launch shall end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum StopReason {
     /// The manifest changed in fields that need a relaunch.
     SpecChanged {
@@ -160,6 +160,8 @@ pub enum StopReason {
     },
     /// Its leader ended and others of it live on.
     LeaderGone,
+    /// The launch failed half-way, and something of it may be left.
+    LaunchFailed(LaunchFailure),
     /// Everything is being stopped.
     Shutdown,
 }
@@ -185,6 +187,7 @@ impl std::fmt::Display for StopReason {
                 )
             }
             Self::LeaderGone => f.write_str("its main process ended and others of it live on"),
+            Self::LaunchFailed(failure) => failure.fmt(f),
             Self::Shutdown => f.write_str("everything is being stopped"),
         }
     }
@@ -216,7 +219,7 @@ pub struct Ending {
 
 /// How a launch ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Cause {
     /// Before it was ready.
     Failed(LaunchFailure),

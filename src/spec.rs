@@ -332,7 +332,10 @@ impl InstanceSpec {
             .collect()
     }
 
-    #[expect(clippy::too_many_lines, reason = "one line per field, in the manifest's order")]
+    #[expect(
+        clippy::too_many_lines,
+        reason = "one line per field, in the manifest's order"
+    )]
     fn from_manifest(name: &DeploymentName, spec: ManifestSpec) -> Result<Self, Vec<SpecProblem>> {
         let mut problems = Vec::new();
         let ManifestSpec {

@@ -1,7 +1,18 @@
-//! The command line: one verb per file.
+//! The verbs of the command line, one per file, and what they print with.
 //!
-//! Invariant: data goes to stdout, everything else to stderr.
+//! A verb writes its data to the writer that it is given and nothing anywhere else; a reader that goes away is a clean
+//! end ([`report::clean_end`]). Verbs read the state folder themselves, so they work whether or not a controller runs.
 
 pub mod schema;
 
 pub mod validate;
+
+pub mod logs;
+
+pub mod events;
+
+pub mod version;
+
+pub mod report;
+
+pub mod table;

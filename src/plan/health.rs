@@ -1,0 +1,298 @@
+//! Health: from what the probes said to ready, unhealthy, overdue, and when to ask again.
+//!
+//! Invariant: one failed probe changes nothing that runs.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::Settings;
+use crate::engine;
+use crate::manifest::ManifestProbe;
+use crate::names::LaunchId;
+use crate::observed::{Health, ProbeCount};
+use crate::order::{ProbeMethod, ProbePurpose, ProbeRequest};
+use crate::record::{Launch, StopReason};
+use crate::spec::InstanceSpec;
+
+/// What the probes come to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Checkup {
+    /// What is to be said of the instance.
+    pub verdict: Verdict,
+    /// The probe that is due.
+    pub probe: Option<ProbeRequest>,
+    /// When to look again.
+    pub until: Option<Timestamp>,
+}
+
+/// What is to be said of an instance.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verdict {
+    /// Not ready yet, and still in time.
+    Starting {
+        /// Until when it must be ready.
+        deadline: Timestamp,
+        /// What the last probe said.
+        last_probe: String,
+    },
+    /// Ready for the first time.
+    FirstReady,
+    /// Ready.
+    Ready,
+    /// It was ready; the last probe failed, and not often enough.
+    NotReady {
+        /// What it said.
+        last_probe: String,
+    },
+    /// It must be stopped.
+    Stop(StopReason),
+}
+
+/// A probe with every number filled in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Probe {
+    method: ProbeMethod,
+    initial_delay: Duration,
+    period: Duration,
+    timeout: Duration,
+    failure_threshold: u32,
+    success_threshold: u32,
+}
+
+/// Generous, because an engine under full load answers late, and a false alarm costs a model load.
+const TIMEOUT_SECONDS: u32 = 5;
+const LIVENESS_PERIOD_SECONDS: u32 = 10;
+const STARTUP_PERIOD_SECONDS: u32 = 1;
+const FAILURE_THRESHOLD: u32 = 3;
+
+/// The first probes come quickly, because small models load in milliseconds: a quarter of the wait so far, at least this.
+const STARTUP_PROBE_FLOOR: Duration = Duration::from_millis(50);
+
+impl Probe {
+    /// The probe of the manifest, its gaps filled from the engine. None where nothing says how to ask.
+    fn of(
+        written: Option<&ManifestProbe>,
+        spec: &InstanceSpec,
+        period_seconds: u32,
+    ) -> Option<Self> {
+        let standard = ManifestProbe::default();
+        let ManifestProbe {
+            http_get,
+            tcp_socket,
+            initial_delay_seconds,
+            period_seconds: period,
+            timeout_seconds,
+            failure_threshold,
+            success_threshold,
+        } = written.unwrap_or(&standard);
+        let method = match (http_get, tcp_socket) {
+            (Some(get), _) => ProbeMethod::HttpGet {
+                path: get
+                    .path
+                    .clone()
+                    .unwrap_or_else(|| match engine::default_probe(spec) {
+                        Some(ProbeMethod::HttpGet { path }) => path,
+                        Some(ProbeMethod::TcpConnect) | None => "/".to_owned(),
+                    }),
+            },
+            (None, Some(_)) => ProbeMethod::TcpConnect,
+            (None, None) => engine::default_probe(spec)?,
+        };
+        let seconds = |written: Option<u32>, standard: u32| {
+            Duration::from_secs(written.unwrap_or(standard).max(1).into())
+        };
+        Some(Self {
+            method,
+            initial_delay: Duration::from_secs(initial_delay_seconds.unwrap_or(0).into()),
+            period: seconds(*period, period_seconds),
+            timeout: seconds(*timeout_seconds, TIMEOUT_SECONDS),
+            failure_threshold: failure_threshold.unwrap_or(FAILURE_THRESHOLD),
+            success_threshold: success_threshold.unwrap_or(1),
+        })
+    }
+
+    fn request(&self, purpose: ProbePurpose, launch: &Launch) -> Option<ProbeRequest> {
+        Some(ProbeRequest {
+            purpose,
+            method: self.method.clone(),
+            port: launch.lease.port?,
+            timeout: self.timeout,
+        })
+    }
+}
+
+/// How long an instance may take from its start until it is ready.
+pub fn startup_deadline(spec: &InstanceSpec, settings: &Settings) -> Duration {
+    match (spec.startup_deadline_seconds, settings.startup_deadline) {
+        (Some(seconds), _) => Duration::from_secs(seconds.into()),
+        (None, Some(deadline)) => deadline,
+        (None, None) => engine::engine(spec.engine).facts().startup_deadline,
+    }
+}
+
+/// Judges an instance whose leader is alive.
+pub fn judge(
+    spec: &InstanceSpec,
+    launch: &Launch,
+    health: &Health,
+    settings: &Settings,
+    now: Timestamp,
+) -> Checkup {
+    match launch.ready_at {
+        None => judge_start(spec, launch, health, settings, now),
+        Some(ready_at) => judge_running(spec, launch, health, ready_at, now),
+    }
+}
+
+fn judge_start(
+    spec: &InstanceSpec,
+    launch: &Launch,
+    health: &Health,
+    settings: &Settings,
+    now: Timestamp,
+) -> Checkup {
+    let started_at = launch.started_at.unwrap_or(launch.reserved_at);
+    let deadline = started_at + startup_deadline(spec, settings);
+    let startup = Probe::of(spec.startup_probe.as_ref(), spec, STARTUP_PERIOD_SECONDS);
+    let readiness = spec
+        .readiness_probe
+        .as_ref()
+        .and_then(|written| Probe::of(Some(written), spec, LIVENESS_PERIOD_SECONDS));
+    // First the startup probe until it succeeds, then the readiness probe where there is one. Without a startup probe of
+    // its own the manifest's readiness probe is the one that is asked.
+    let (purpose, probe, count) = match (&spec.startup_probe, startup, readiness) {
+        (None, _, Some(readiness)) => (ProbePurpose::Readiness, readiness, &health.readiness),
+        (_, Some(startup), _) if health.startup.successes < startup.success_threshold => {
+            (ProbePurpose::Startup, startup, &health.startup)
+        }
+        (_, _, Some(readiness)) => (ProbePurpose::Readiness, readiness, &health.readiness),
+        (_, _, None) => return quiet(Verdict::FirstReady),
+    };
+    if count.successes >= probe.success_threshold {
+        return quiet(Verdict::FirstReady);
+    }
+    let tries_are_over = purpose == ProbePurpose::Startup
+        && spec
+            .startup_probe
+            .as_ref()
+            .is_some_and(|written| written.failure_threshold.is_some())
+        && count.failures >= probe.failure_threshold;
+    if now >= deadline || tries_are_over {
+        return quiet(Verdict::Stop(StopReason::StartupTimeout {
+            waited_seconds: now.duration_since(started_at).unsigned_abs().as_secs(),
+            last_probe: count.last_text(),
+        }));
+    }
+    let waited = now.duration_since(started_at).unsigned_abs();
+    let interval = match &spec.startup_probe {
+        Some(written) if written.period_seconds.is_some() => probe.period,
+        Some(_) | None => (waited / 4).clamp(STARTUP_PROBE_FLOOR, probe.period),
+    };
+    let due = match &count.last {
+        None => started_at + probe.initial_delay,
+        Some((at, _)) => *at + interval,
+    };
+    let verdict = Verdict::Starting {
+        deadline,
+        last_probe: count.last_text(),
+    };
+    ask_when_due(
+        verdict,
+        &[(due, purpose, &probe)],
+        launch,
+        health,
+        now,
+        Some(deadline),
+    )
+}
+
+fn judge_running(
+    spec: &InstanceSpec,
+    launch: &Launch,
+    health: &Health,
+    ready_at: Timestamp,
+    now: Timestamp,
+) -> Checkup {
+    let liveness = Probe::of(spec.liveness_probe.as_ref(), spec, LIVENESS_PERIOD_SECONDS);
+    let readiness = spec
+        .readiness_probe
+        .as_ref()
+        .and_then(|written| Probe::of(Some(written), spec, LIVENESS_PERIOD_SECONDS));
+    if let Some(probe) = &liveness
+        && health.liveness.failures >= probe.failure_threshold
+    {
+        return quiet(Verdict::Stop(StopReason::Unhealthy {
+            failures: health.liveness.failures,
+            last_probe: health.liveness.last_text(),
+        }));
+    }
+    let failing = [&health.readiness, &health.liveness]
+        .into_iter()
+        .find(|count| count.failures > 0);
+    let verdict = match failing {
+        Some(count) => Verdict::NotReady {
+            last_probe: count.last_text(),
+        },
+        None => Verdict::Ready,
+    };
+    let due = |count: &ProbeCount, probe: &Probe| match &count.last {
+        Some((at, _)) if *at >= ready_at => *at + probe.period,
+        // Spread over the period, counted from when this controller first saw it: a thousand adopted instances are not
+        // asked in one moment.
+        Some(_) | None => {
+            health.since.unwrap_or(ready_at).max(ready_at) + phase(launch.id, probe.period)
+        }
+    };
+    let mut questions = Vec::with_capacity(2);
+    if let Some(probe) = &liveness {
+        questions.push((due(&health.liveness, probe), ProbePurpose::Liveness, probe));
+    }
+    if let Some(probe) = &readiness {
+        questions.push((
+            due(&health.readiness, probe),
+            ProbePurpose::Readiness,
+            probe,
+        ));
+    }
+    ask_when_due(verdict, &questions, launch, health, now, None)
+}
+
+fn quiet(verdict: Verdict) -> Checkup {
+    Checkup {
+        verdict,
+        probe: None,
+        until: None,
+    }
+}
+
+/// The question that has been due longest, or when the next one is.
+fn ask_when_due(
+    verdict: Verdict,
+    questions: &[(Timestamp, ProbePurpose, &Probe)],
+    launch: &Launch,
+    health: &Health,
+    now: Timestamp,
+    deadline: Option<Timestamp>,
+) -> Checkup {
+    let first = questions.iter().min_by_key(|(due, _, _)| *due);
+    let probe = first
+        .filter(|(due, _, _)| !health.in_flight && *due <= now)
+        .and_then(|(_, purpose, probe)| probe.request(*purpose, launch));
+    // A probe under way wakes the loop when it ends.
+    let next = first
+        .map(|(due, _, _)| *due)
+        .filter(|due| !health.in_flight && *due > now);
+    Checkup {
+        verdict,
+        probe,
+        until: next.into_iter().chain(deadline).min(),
+    }
+}
+
+/// A fixed place of this launch within a period.
+fn phase(id: LaunchId, period: Duration) -> Duration {
+    let bytes = id.as_bytes();
+    let place = u32::from(u16::from_be_bytes([bytes[2], bytes[3]]));
+    period.saturating_mul(place) / u32::from(u16::MAX)
+}

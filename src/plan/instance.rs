@@ -1,0 +1,720 @@
+//! The decision table: one instance by itself.
+//!
+//! Relaunch is not an action. It is a stop now, and a launch in a later pass, once the instance is observed gone.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::action::{Action, RecordChange, Step, Wait, WaitReason};
+use super::health::{self, Checkup, Verdict};
+use super::{Inputs, backoff, selects_this_node};
+use crate::desired::Folder;
+use crate::engine;
+use crate::event::{Event, Reason};
+use crate::failure::{ExitStatus, LaunchFailure};
+use crate::manifest::{DeletionPolicy, RestartPolicy};
+use crate::names::InstanceName;
+use crate::observed::{Instance, Liveness, Outcome, SignalKind};
+use crate::record::{
+    Cause, Ending, Handle, History, Launch, Lease, RECORD_VERSION, Record, Stop, StopReason,
+};
+use crate::spec::Deployment;
+
+/// What is decided for one instance by itself.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "moved once, and boxing would cost an allocation per waiting instance"
+)]
+pub(super) enum Decision {
+    /// This.
+    Step(Step),
+    /// It is to be launched, if devices, port and the launch limit allow.
+    Launch(Candidate),
+}
+
+impl From<Step> for Decision {
+    fn from(step: Step) -> Self {
+        Self::Step(step)
+    }
+}
+
+/// An instance that is to be launched.
+pub(super) struct Candidate {
+    /// Its record as it will be, still without the launch.
+    pub record: Record,
+    /// Whether the record on disk says something else.
+    pub is_changed: bool,
+    /// What its last launch held, if that ended in this very pass: a holder keeps its lease.
+    pub held: Option<Lease>,
+    /// Since when it has been waiting.
+    pub since: Timestamp,
+    /// What happened to it in this pass.
+    pub events: Vec<Event>,
+}
+
+/// What is wished of an instance that has a record.
+pub(super) enum Wish<'a> {
+    /// To run as this deployment says.
+    As(&'a Deployment),
+    /// To go on as its record says; where there is a wait, it is not launched again either.
+    AsRecorded(Option<Wait>),
+    /// To end.
+    Gone(StopReason),
+}
+
+/// After a kill the kernel needs milliseconds; this long without proof is worth a person's attention, and another kill.
+const PROOF_INTERVAL: Duration = Duration::from_secs(10);
+
+/// What could not be proven is looked at again this soon.
+const UNKNOWN_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Decides for a wanted instance that has no record.
+pub(super) fn decide_absent(
+    inputs: Inputs<'_>,
+    name: &InstanceName,
+    deployment: &Deployment,
+) -> Decision {
+    if let Folder::Unavailable { why } = &inputs.desired.folder {
+        return waiting(WaitReason::DesiredUnavailable { why: why.clone() }, None).into();
+    }
+    if !selects_this_node(deployment, inputs.settings) {
+        return waiting(WaitReason::OtherNode, None).into();
+    }
+    if deployment.spec.paused {
+        return waiting(WaitReason::Paused, None).into();
+    }
+    if let Err(failure) = engine::support(&deployment.spec, inputs.inventory) {
+        return waiting(WaitReason::Refused(failure), None).into();
+    }
+    Decision::Launch(Candidate {
+        record: Record {
+            version: RECORD_VERSION,
+            name: name.clone(),
+            node: inputs.settings.node.clone(),
+            metadata: deployment.labels.clone(),
+            source: deployment.source.clone(),
+            spec: deployment.spec.clone(),
+            restart_key: deployment.restart_key.clone(),
+            launch: None,
+            history: History::default(),
+        },
+        is_changed: true,
+        held: None,
+        since: inputs
+            .observed
+            .waiting_since
+            .get(name)
+            .copied()
+            .unwrap_or(inputs.now),
+        events: Vec::new(),
+    })
+}
+
+/// Decides for an instance that has a record.
+pub(super) fn decide(inputs: Inputs<'_>, instance: &Instance, wish: Wish<'_>) -> Decision {
+    let cx = Context { inputs, instance };
+    let Some(launch) = &instance.record.launch else {
+        return cx.decide_idle(instance.record.clone(), None, Vec::new(), wish);
+    };
+    if let Some(kind) = instance.effect {
+        return waiting(WaitReason::Effect(kind), None).into();
+    }
+    match &instance.outcome {
+        Some(Outcome::Prepared(handle)) => cx.let_run(launch, handle, &wish).into(),
+        Some(Outcome::Failed(failure)) if launch.handle.is_none() => {
+            cx.ended(launch, Cause::Failed(failure.clone()), wish)
+        }
+        Some(Outcome::Failed(failure)) if launch.stop.is_none() => cx
+            .stop(launch, StopReason::LaunchFailed(failure.clone()))
+            .into(),
+        Some(Outcome::PortTaken { port, stranger }) => {
+            let cause = Cause::PortTaken {
+                port: *port,
+                holder: stranger.to_string(),
+            };
+            cx.ended(launch, cause, wish)
+        }
+        Some(Outcome::Resolved(None)) => cx.ended(launch, Cause::NeverStarted, wish),
+        Some(Outcome::Resolved(Some(handle))) => cx.adopt(launch, handle).into(),
+        Some(Outcome::Unresolved { why } | Outcome::Unproven { why }) => cx.unknown(why).into(),
+        Some(Outcome::Failed(_) | Outcome::Released | Outcome::Signalled { .. }) | None => {
+            cx.decide_launched(launch, wish)
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Context<'a> {
+    inputs: Inputs<'a>,
+    instance: &'a Instance,
+}
+
+impl Context<'_> {
+    fn now(&self) -> Timestamp {
+        self.inputs.now
+    }
+
+    fn event(&self, launch: &Launch, reason: Reason, message: impl Into<String>) -> Event {
+        Event::of_instance(self.now(), &self.instance.record.name, reason, message)
+            .launch(launch.id)
+    }
+
+    /// The record with another launch.
+    fn with_launch(&self, launch: Launch) -> RecordChange {
+        RecordChange::Write(Box::new(Record {
+            launch: Some(launch),
+            ..self.instance.record.clone()
+        }))
+    }
+
+    /// No effect is under way, and none has brought news: what runs is looked at.
+    fn decide_launched(self, launch: &Launch, wish: Wish<'_>) -> Decision {
+        if launch.handle.is_none() {
+            return Step {
+                action: Some(Action::Resolve {
+                    launch_id: launch.id,
+                }),
+                ..Step::default()
+            }
+            .into();
+        }
+        match (&self.instance.liveness, &launch.stop) {
+            (Liveness::Unknown { why }, _) => self.unknown(why).into(),
+            (Liveness::Gone { status, log_tail }, _) => {
+                let cause = cause_of_end(launch, *status, log_tail);
+                self.ended(launch, cause, wish)
+            }
+            (Liveness::Alive | Liveness::LeaderGone { .. }, Some(stop)) => {
+                self.go_on_stopping(launch, stop).into()
+            }
+            (Liveness::LeaderGone { .. }, None) => self.stop(launch, StopReason::LeaderGone).into(),
+            (Liveness::Alive, None) => self.decide_running(launch, wish).into(),
+        }
+    }
+
+    /// Alive, and nobody asked it to end.
+    fn decide_running(self, launch: &Launch, wish: Wish<'_>) -> Step {
+        let record = &self.instance.record;
+        match wish {
+            Wish::Gone(StopReason::Removed) if record.spec.deletion_policy == DeletionPolicy::Orphan => Step {
+                record: Some(RecordChange::Forget),
+                events: vec![self.event(
+                    launch,
+                    Reason::Forgotten,
+                    "its manifest is gone and its deletionPolicy is Orphan: it is left running, and nobody looks after it",
+                )],
+                ..Step::default()
+            },
+            Wish::Gone(reason) => self.stop(launch, reason),
+            Wish::AsRecorded(wait) => {
+                let step = self.check_up(launch, record.clone());
+                // Where nothing else is to be said, the reason is that its manifest is gone or unreadable.
+                let until = earliest(step.wait.as_ref().and_then(|wait| wait.until), wait.as_ref().and_then(|wait| wait.until));
+                match wait {
+                    Some(wait) if !step.is_change() => Step {
+                        wait: Some(Wait { until, ..wait }),
+                        ..step
+                    },
+                    Some(_) | None => step,
+                }
+            }
+            Wish::As(deployment) if deployment.spec.paused => {
+                let step = self.check_up(launch, refreshed(record, deployment));
+                let stops = matches!(step.action, Some(Action::Signal { .. }));
+                if stops { waiting(WaitReason::Paused, None) } else { step }
+            }
+            Wish::As(deployment) if deployment.restart_key != record.restart_key => {
+                match engine::support(&deployment.spec, self.inputs.inventory) {
+                    // A refused edit leaves the old instance serving.
+                    Err(failure) => {
+                        let step = self.check_up(launch, record.clone());
+                        if step.is_change() {
+                            return step;
+                        }
+                        let until = step.wait.and_then(|wait| wait.until);
+                        Step {
+                            wait: Some(Wait { reason: WaitReason::Refused(failure), until }),
+                            ..Step { wait: None, ..step }
+                        }
+                    }
+                    Ok(()) => {
+                        let fields = record.spec.changed_fields(&deployment.spec);
+                        self.stop(launch, StopReason::SpecChanged { fields })
+                    }
+                }
+            }
+            Wish::As(deployment) => self.check_up(launch, refreshed(record, deployment)),
+        }
+    }
+
+    /// Health, with the record as it should be.
+    fn check_up(self, launch: &Launch, record: Record) -> Step {
+        let Checkup {
+            verdict,
+            probe,
+            until,
+        } = health::judge(
+            &record.spec,
+            launch,
+            &self.instance.health,
+            self.inputs.settings,
+            self.now(),
+        );
+        let probe = probe.map(|request| Action::Probe {
+            launch_id: launch.id,
+            request,
+        });
+        let refreshed =
+            (record != self.instance.record).then(|| RecordChange::Write(Box::new(record.clone())));
+        let wait = |reason| Some(Wait { reason, until });
+        match verdict {
+            Verdict::Stop(reason) => self.stop(launch, reason),
+            Verdict::FirstReady => {
+                let started_at = launch.started_at.unwrap_or(launch.reserved_at);
+                let took = self.now().duration_since(started_at).unsigned_abs();
+                Step {
+                    record: Some(RecordChange::Write(Box::new(Record {
+                        launch: Some(Launch {
+                            ready_at: Some(self.now()),
+                            ..launch.clone()
+                        }),
+                        ..record
+                    }))),
+                    wait: Some(Wait {
+                        reason: WaitReason::Ready,
+                        // The next pass knows when it is probed again.
+                        until: Some(self.now()),
+                    }),
+                    events: vec![self.event(
+                        launch,
+                        Reason::Ready,
+                        format!("ready after {:.1} s", took.as_secs_f64()),
+                    )],
+                    ..Step::default()
+                }
+            }
+            Verdict::Starting {
+                deadline,
+                last_probe,
+            } => Step {
+                record: refreshed,
+                action: probe,
+                wait: wait(WaitReason::Starting {
+                    deadline,
+                    last_probe,
+                }),
+                ..Step::default()
+            },
+            Verdict::Ready => Step {
+                record: refreshed,
+                action: probe,
+                wait: wait(WaitReason::Ready),
+                ..Step::default()
+            },
+            Verdict::NotReady { last_probe } => Step {
+                record: refreshed,
+                action: probe,
+                wait: wait(WaitReason::NotReady { last_probe }),
+                ..Step::default()
+            },
+        }
+    }
+
+    /// The gate is ready: its handle goes into the record before it is opened. If the wish has changed meanwhile, it is
+    /// not opened, and what waits at it is stopped like anything else.
+    fn let_run(self, launch: &Launch, handle: &Handle, wish: &Wish<'_>) -> Step {
+        let prepared = Launch {
+            handle: Some(handle.clone()),
+            ..launch.clone()
+        };
+        let called_off = match wish {
+            Wish::Gone(reason) => Some(reason.clone()),
+            Wish::As(deployment) if deployment.restart_key != self.instance.record.restart_key => {
+                Some(StopReason::SpecChanged {
+                    fields: self.instance.record.spec.changed_fields(&deployment.spec),
+                })
+            }
+            Wish::As(_) | Wish::AsRecorded(_) => {
+                launch.stop.as_ref().map(|stop| stop.reason.clone())
+            }
+        };
+        if let Some(reason) = called_off {
+            return self.stop(&prepared, reason);
+        }
+        Step {
+            record: Some(self.with_launch(Launch {
+                started_at: Some(self.now()),
+                ..prepared
+            })),
+            action: Some(Action::Release {
+                launch_id: launch.id,
+            }),
+            events: vec![self.event(
+                launch,
+                Reason::Started,
+                started_message(handle, &launch.lease),
+            )],
+            ..Step::default()
+        }
+    }
+
+    /// A process of an earlier controller's launch was found by its launch id.
+    fn adopt(self, launch: &Launch, handle: &Handle) -> Step {
+        Step {
+            record: Some(self.with_launch(Launch {
+                handle: Some(handle.clone()),
+                started_at: launch.started_at.or(Some(self.now())),
+                ..launch.clone()
+            })),
+            wait: Some(Wait {
+                reason: WaitReason::Unknown {
+                    why: "it was found by its launch id, and is looked at next".to_owned(),
+                },
+                until: Some(self.now()),
+            }),
+            events: vec![self.event(launch, Reason::Adopted, "found by its launch id")],
+            ..Step::default()
+        }
+    }
+
+    /// Asks it to end: the intent is written first, so that a controller that dies now resumes here.
+    fn stop(self, launch: &Launch, reason: StopReason) -> Step {
+        let what = match &reason {
+            StopReason::Unhealthy { .. } => Reason::Unhealthy,
+            StopReason::StartupTimeout { .. } => Reason::StartupTimeout,
+            StopReason::SpecChanged { .. }
+            | StopReason::Removed
+            | StopReason::LeaderGone
+            | StopReason::LaunchFailed(_)
+            | StopReason::Shutdown => Reason::Stopping,
+        };
+        Step {
+            record: Some(self.with_launch(Launch {
+                stop: Some(Stop {
+                    asked_at: self.now(),
+                    reason: reason.clone(),
+                    killed_at: None,
+                }),
+                ..launch.clone()
+            })),
+            events: vec![self.event(launch, what, reason.to_string())],
+            action: Some(Action::Signal {
+                launch_id: launch.id,
+                signal: SignalKind::Term,
+                reason,
+            }),
+            ..Step::default()
+        }
+    }
+
+    /// It was asked to end and has not yet: ask again, kill, kill again.
+    fn go_on_stopping(self, launch: &Launch, stop: &Stop) -> Step {
+        let now = self.now();
+        if stop.asked_at > now {
+            // The clock was set back while no controller ran: the grace begins again.
+            return Step {
+                record: Some(self.with_launch(Launch {
+                    stop: Some(Stop {
+                        asked_at: now,
+                        ..stop.clone()
+                    }),
+                    ..launch.clone()
+                })),
+                wait: Some(Wait {
+                    reason: WaitReason::Stopping {
+                        reason: stop.reason.clone(),
+                        kill_at: now,
+                    },
+                    until: Some(now),
+                }),
+                ..Step::default()
+            };
+        }
+        let signal = |signal| {
+            Some(Action::Signal {
+                launch_id: launch.id,
+                signal,
+                reason: stop.reason.clone(),
+            })
+        };
+        if let Some(killed_at) = stop.killed_at {
+            let last_kill = match self.instance.signalled {
+                Some((at, SignalKind::Kill)) => Some(at),
+                Some((_, SignalKind::Term)) | None => None,
+            };
+            return match last_kill {
+                Some(at) if now < at + PROOF_INTERVAL => {
+                    waiting(WaitReason::Proof { killed_at }, Some(at + PROOF_INTERVAL))
+                }
+                Some(_) | None => Step {
+                    action: signal(SignalKind::Kill),
+                    events: last_kill
+                        .map(|_| {
+                            self.event(
+                                launch,
+                                Reason::Stuck,
+                                WaitReason::Proof { killed_at }.to_string(),
+                            )
+                        })
+                        .into_iter()
+                        .collect(),
+                    ..Step::default()
+                },
+            };
+        }
+        let grace = Duration::from_secs(
+            self.instance
+                .record
+                .spec
+                .termination_grace_period_seconds
+                .into(),
+        );
+        let kill_at = stop.asked_at + grace;
+        if now >= kill_at {
+            return Step {
+                record: Some(self.with_launch(Launch {
+                    stop: Some(Stop {
+                        killed_at: Some(now),
+                        ..stop.clone()
+                    }),
+                    ..launch.clone()
+                })),
+                action: signal(SignalKind::Kill),
+                events: vec![self.event(
+                    launch,
+                    Reason::Killing,
+                    format!("still there {} s after SIGTERM", grace.as_secs()),
+                )],
+                ..Step::default()
+            };
+        }
+        // Half-way a second SIGTERM: llama.cpp waits for open requests, and ends at the second.
+        let half_way = stop.asked_at + grace / 2;
+        let waits = |until| {
+            let reason = WaitReason::Stopping {
+                reason: stop.reason.clone(),
+                kill_at,
+            };
+            waiting(reason, Some(until))
+        };
+        match self.instance.signalled {
+            Some((at, _)) if at >= half_way => waits(kill_at),
+            Some(_) if now < half_way => waits(half_way),
+            // Half-way, or an earlier controller's stop: SIGTERM is idempotent.
+            Some(_) | None => Step {
+                action: signal(SignalKind::Term),
+                ..Step::default()
+            },
+        }
+    }
+
+    /// It cannot be proven whether it runs: the lease stays, nothing is signalled.
+    fn unknown(self, why: &str) -> Step {
+        waiting(
+            WaitReason::Unknown {
+                why: why.to_owned(),
+            },
+            Some(self.now() + UNKNOWN_INTERVAL),
+        )
+    }
+
+    /// Nothing of the launch is left: it becomes history, its lease is free.
+    fn ended(self, launch: &Launch, cause: Cause, wish: Wish<'_>) -> Decision {
+        let record = &self.instance.record;
+        let event = self.event(launch, cause.reason(), cause.to_string());
+        let failures = match (cause.is_failure(), launch.ready_at) {
+            (false, _) => record.history.failures,
+            (true, Some(ready_at))
+                if self.now()
+                    >= ready_at + Duration::from_secs(record.spec.backoff.reset_seconds.into()) =>
+            {
+                1
+            }
+            (true, _) => record.history.failures.saturating_add(1),
+        };
+        let ended = Record {
+            launch: None,
+            history: History {
+                restarts: record.history.restarts,
+                failures,
+                last: Some(Ending {
+                    at: self.now(),
+                    launch_id: launch.id,
+                    cause,
+                }),
+            },
+            ..record.clone()
+        };
+        self.decide_idle(ended, Some(launch), vec![event], wish)
+    }
+
+    /// Nothing runs: launch, wait or forget. `ended` is the launch that ended in this pass.
+    fn decide_idle(
+        self,
+        record: Record,
+        ended: Option<&Launch>,
+        events: Vec<Event>,
+        wish: Wish<'_>,
+    ) -> Decision {
+        let now = self.now();
+        let deployment = match wish {
+            Wish::Gone(_) => {
+                return Step {
+                    record: Some(RecordChange::Forget),
+                    events,
+                    ..Step::default()
+                }
+                .into();
+            }
+            Wish::AsRecorded(Some(wait)) => return self.rest(record, events, wait).into(),
+            Wish::AsRecorded(None) => record.deployment(),
+            Wish::As(deployment) => deployment.clone(),
+        };
+        let wait = |reason, until| Wait { reason, until };
+        // A changed manifest begins a new history.
+        let history = if deployment.restart_key == record.restart_key {
+            record.history.clone()
+        } else {
+            History::default()
+        };
+        // What changed in the manifest decides whether what was held may be kept.
+        let held = ended.map(|launch| Lease {
+            port: launch
+                .lease
+                .port
+                .filter(|_| deployment.spec.port == record.spec.port),
+            devices: if deployment.spec.devices == record.spec.devices {
+                launch.lease.devices.clone()
+            } else {
+                Vec::new()
+            },
+        });
+        let record = Record {
+            history,
+            ..refreshed(&record, &deployment)
+        };
+        if deployment.spec.paused {
+            return self
+                .rest(record, events, wait(WaitReason::Paused, None))
+                .into();
+        }
+        if is_completed(&record.history, deployment.spec.restart_policy) {
+            return self
+                .rest(record, events, wait(WaitReason::Completed, None))
+                .into();
+        }
+        if let Err(failure) = engine::support(&deployment.spec, self.inputs.inventory) {
+            return self
+                .rest(record, events, wait(WaitReason::Refused(failure), None))
+                .into();
+        }
+        let not_before = backoff::not_before(&record.history, &deployment.spec.backoff, now);
+        if now < not_before {
+            let failures = record.history.failures;
+            return self
+                .rest(
+                    record,
+                    events,
+                    wait(WaitReason::BackOff { failures }, Some(not_before)),
+                )
+                .into();
+        }
+        let waiting_since = self
+            .inputs
+            .observed
+            .waiting_since
+            .get(&record.name)
+            .copied();
+        Decision::Launch(Candidate {
+            is_changed: record != self.instance.record,
+            record,
+            held,
+            since: waiting_since.unwrap_or(now),
+            events,
+        })
+    }
+
+    /// Nothing runs and nothing is launched now.
+    fn rest(self, record: Record, events: Vec<Event>, wait: Wait) -> Step {
+        Step {
+            record: (record != self.instance.record).then(|| RecordChange::Write(Box::new(record))),
+            action: None,
+            wait: Some(wait),
+            events,
+        }
+    }
+}
+
+/// The record with everything a manifest may change without a relaunch, and the key it is to be launched from.
+fn refreshed(record: &Record, deployment: &Deployment) -> Record {
+    Record {
+        metadata: deployment.labels.clone(),
+        source: deployment.source.clone(),
+        spec: deployment.spec.clone(),
+        restart_key: deployment.restart_key.clone(),
+        ..record.clone()
+    }
+}
+
+fn cause_of_end(launch: &Launch, status: ExitStatus, log_tail: &str) -> Cause {
+    let log_tail = log_tail.to_owned();
+    match launch.stop.as_ref().map(|stop| &stop.reason) {
+        Some(StopReason::StartupTimeout {
+            waited_seconds,
+            last_probe,
+        }) => Cause::Failed(LaunchFailure::UnhealthyTimeout {
+            waited_seconds: *waited_seconds,
+            last_probe: last_probe.clone(),
+            log_tail,
+        }),
+        Some(StopReason::Unhealthy { last_probe, .. }) => Cause::Unhealthy {
+            last_probe: last_probe.clone(),
+            log_tail,
+        },
+        Some(StopReason::LaunchFailed(failure)) => Cause::Failed(failure.clone()),
+        Some(StopReason::SpecChanged { .. } | StopReason::Removed | StopReason::Shutdown) => {
+            Cause::Stopped
+        }
+        Some(StopReason::LeaderGone) | None if launch.ready_at.is_some() => {
+            Cause::Exited { status, log_tail }
+        }
+        Some(StopReason::LeaderGone) | None => {
+            Cause::Failed(LaunchFailure::ExitedEarly { status, log_tail })
+        }
+    }
+}
+
+/// Whether an instance that ended by itself stays so.
+fn is_completed(history: &History, policy: RestartPolicy) -> bool {
+    let Some(last) = &history.last else {
+        return false;
+    };
+    let succeeded = last
+        .cause
+        .status()
+        .is_some_and(|status| status.code == Some(0));
+    last.cause.is_failure()
+        && match policy {
+            RestartPolicy::Always => false,
+            RestartPolicy::OnFailure => succeeded,
+            RestartPolicy::Never => true,
+        }
+}
+
+fn started_message(handle: &Handle, lease: &Lease) -> String {
+    let pid = handle.pid().map(|pid| format!("pid {pid}"));
+    let port = lease.port.map(|port| format!("port {port}"));
+    pid.into_iter().chain(port).collect::<Vec<_>>().join(", ")
+}
+
+fn waiting(reason: WaitReason, until: Option<Timestamp>) -> Step {
+    Step {
+        wait: Some(Wait { reason, until }),
+        ..Step::default()
+    }
+}
+
+fn earliest(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp> {
+    one.into_iter().chain(other).min()
+}

@@ -1,0 +1,195 @@
+//! The plan: from what is wished and what is known to what is done now. Pure, synchronous, total.
+//!
+//! A pass decides in two rounds. First each instance by itself ([`instance`]): from its record, its liveness and what is
+//! wished to an action, a wait, or the wish to be launched. Then all that wish to be launched together ([`lease`]):
+//! devices, ports and the launch limit need one view of everything.
+//!
+//! Invariants, each a property test in `check.rs`: the same inputs give the same plan in any order; planning again on
+//! what a plan's commits produce yields only waits; no device and no port is in two leases; what is unreadable or
+//! unknown is neither removed nor freed; at most one action per instance.
+
+pub mod action;
+
+pub mod backoff;
+
+pub mod health;
+
+mod instance;
+
+mod lease;
+
+#[cfg(test)]
+mod check;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use uuid::Uuid;
+
+use crate::desired::{Absence, Desired, Folder};
+use crate::names::InstanceName;
+use crate::observed::{Inventory, Observed};
+use crate::record::{Record, StopReason};
+use crate::spec::Deployment;
+
+pub use action::{Action, Plan, RecordChange, Step, Wait, WaitReason};
+use instance::{Decision, Wish};
+
+/// Everything a plan is made from.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a> {
+    /// What the folder wishes.
+    pub desired: &'a Desired,
+    /// What is known.
+    pub observed: &'a Observed,
+    /// The devices of the host.
+    pub inventory: &'a Inventory,
+    /// How the operator set evenkeel up.
+    pub settings: &'a Settings,
+    /// The present.
+    pub now: Timestamp,
+    /// Random, used for one pass: launch ids are derived from it.
+    pub nonce: Uuid,
+}
+
+/// How the operator set evenkeel up.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// How long a document must be absent before its instances are stopped.
+    pub removal_grace: Duration,
+    /// How many instances may be between launch and ready; 0: any number.
+    pub max_launches: u32,
+    /// Instead of every engine's own start-up deadline.
+    pub startup_deadline: Option<Duration>,
+    /// What this host is called.
+    pub node: String,
+    /// The labels that `nodeSelector` looks at.
+    pub node_labels: BTreeMap<String, String>,
+    /// Keep what is wished, or stop everything.
+    pub intent: Intent,
+}
+
+/// Keep what is wished, or stop everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Intent {
+    /// Launch, watch, relaunch, stop as the folder wishes.
+    Reconcile,
+    /// Stop every instance, whatever the folder wishes.
+    StopAll,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            // Editors and `git checkout` unlink a file and create it again, within this.
+            removal_grace: Duration::from_secs(2),
+            // Cold starts fight for disk and memory.
+            max_launches: 8,
+            startup_deadline: None,
+            node: "localhost".to_owned(),
+            node_labels: BTreeMap::new(),
+            intent: Intent::Reconcile,
+        }
+    }
+}
+
+/// Decides what to do now.
+pub fn plan(inputs: Inputs<'_>) -> Plan {
+    let mut steps = BTreeMap::new();
+    let mut candidates = Vec::new();
+    let mut decided = |name: &InstanceName, decision: Decision| match decision {
+        Decision::Step(step) => {
+            steps.insert(name.clone(), step);
+        }
+        Decision::Launch(candidate) => candidates.push(candidate),
+    };
+    for (name, instance) in &inputs.observed.instances {
+        decided(
+            name,
+            instance::decide(inputs, instance, wish(inputs, &instance.record)),
+        );
+    }
+    for (name, deployment) in wanted_without_record(inputs) {
+        decided(&name, instance::decide_absent(inputs, &name, deployment));
+    }
+    lease::grant(inputs, &mut steps, candidates);
+    let deadline = steps
+        .values()
+        .filter_map(|step| step.wait.as_ref()?.until)
+        .min();
+    Plan { steps, deadline }
+}
+
+/// Wanted instances that have no record yet. While the folder cannot be read, nothing is launched anew.
+fn wanted_without_record(
+    inputs: Inputs<'_>,
+) -> impl Iterator<Item = (InstanceName, &Deployment)> {
+    let reconcile = inputs.settings.intent == Intent::Reconcile;
+    inputs
+        .desired
+        .deployments
+        .values()
+        .filter(move |_| reconcile)
+        .flat_map(|deployment| deployment.instances().map(move |name| (name, deployment)))
+        .filter(move |(name, _)| !inputs.observed.instances.contains_key(name))
+}
+
+/// What is wished of an instance that has a record.
+fn wish<'a>(inputs: Inputs<'a>, record: &Record) -> Wish<'a> {
+    if inputs.settings.intent == Intent::StopAll {
+        return Wish::Gone(StopReason::Shutdown);
+    }
+    if let Some(deployment) = inputs.desired.deployments.get(&record.name.deployment) {
+        let selected = selects_this_node(deployment, inputs.settings);
+        let is_wanted = selected && record.name.ordinal < deployment.spec.replicas;
+        // Paused means: change nothing, so nothing is scaled down either.
+        return if is_wanted || deployment.spec.paused {
+            Wish::As(deployment)
+        } else if inputs.desired.folder == Folder::Listed {
+            Wish::Gone(StopReason::Removed)
+        } else {
+            Wish::AsRecorded(None)
+        };
+    }
+    match inputs.desired.absence(record) {
+        Absence::Unproven => Wish::AsRecorded(None),
+        Absence::Since(since) => {
+            let grace_ends = since + inputs.settings.removal_grace;
+            let git_ends = inputs.desired.removals_wait_until;
+            if inputs.now < grace_ends {
+                Wish::AsRecorded(Some(Wait {
+                    reason: WaitReason::RemovalGrace,
+                    until: Some(grace_ends),
+                }))
+            } else if git_ends.is_some_and(|until| inputs.now < until) {
+                Wish::AsRecorded(Some(Wait {
+                    reason: WaitReason::GitLock,
+                    until: git_ends,
+                }))
+            } else {
+                Wish::Gone(StopReason::Removed)
+            }
+        }
+    }
+}
+
+fn selects_this_node(deployment: &Deployment, settings: &Settings) -> bool {
+    deployment
+        .spec
+        .node_selector
+        .iter()
+        .all(|(label, value)| settings.node_labels.get(label) == Some(value))
+}
+
+/// The ports that manifests want exactly: nobody else is given them when scanning.
+fn exact_ports(desired: &Desired) -> BTreeSet<crate::names::Port> {
+    desired
+        .deployments
+        .values()
+        .filter_map(|deployment| deployment.spec.port)
+        .collect()
+}

@@ -1,0 +1,1 @@
+//! Decision-table cases.

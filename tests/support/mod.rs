@@ -1,0 +1,10 @@
+//! What the integration tests share. Each test file takes what it needs, so that some of it is unused in each.
+#![allow(
+    dead_code,
+    reason = "every test file compiles all of it and uses a part"
+)]
+
+pub mod gguf;
+pub mod http;
+pub mod llama;
+pub mod process;
