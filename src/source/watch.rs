@@ -338,14 +338,14 @@ fn steps(path: &Path) -> Vec<OsString> {
 
 /// What an event of the watcher means.
 fn changes(event: notify::Result<Event>, interest: &mut Interest) -> Vec<FolderChange> {
-    // An error, or a queue that ran over: anything may have happened.
-    let Ok(event) = event else {
-        interest.lost = true;
-        return vec![FolderChange::Rescan];
+    // An error, or a queue that ran over: anything may have happened, also to the watches.
+    let event = match event {
+        Ok(event) if !event.need_rescan() => event,
+        Ok(_) | Err(_) => {
+            interest.lost = true;
+            return vec![FolderChange::Rescan];
+        }
     };
-    if event.need_rescan() {
-        return vec![FolderChange::Rescan];
-    }
     let happening = happening(event.kind);
     if happening == Happening::Nothing {
         return Vec::new();
