@@ -5,6 +5,8 @@
 
 pub mod schema;
 
+pub mod validate;
+
 pub mod logs;
 
 pub mod events;
