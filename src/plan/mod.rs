@@ -19,7 +19,7 @@ mod instance;
 pub mod lease;
 
 #[cfg(test)]
-mod check;
+pub(crate) mod check;
 
 #[cfg(test)]
 mod tests;
