@@ -169,12 +169,7 @@ const RULES: &[Rule] = &[
         |case| match (case.launch_before(), case.launch_after()) {
             (Some(before), Some(after)) if before.id == after.id => {
                 let reason = |launch: &Launch| launch.stop.as_ref().map(|stop| stop.reason.clone());
-                before.stop.is_none()
-                    || matches!(
-                        case.before.and_then(|before| before.outcome.as_ref()),
-                        Some(Outcome::Prepared(_))
-                    )
-                    || reason(before) == reason(after)
+                before.stop.is_none() || reason(before) == reason(after)
             }
             (_, _) => true,
         },

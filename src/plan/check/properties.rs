@@ -22,7 +22,7 @@ fn anonymous(plan: &Plan, nonce: u128) -> Vec<String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
+    #![proptest_config(ProptestConfig::with_cases(6000))]
 
     #[test]
     fn every_plan_keeps_the_rules(world in worlds::world()) {

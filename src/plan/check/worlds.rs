@@ -38,7 +38,10 @@ fn moment() -> impl Strategy<Value = Timestamp> {
         1 => Just(0_i64),
         1 => -30_000..30_000_i64,
     ];
-    milliseconds.prop_map(|offset| now() + SignedDuration::from_millis(offset))
+    let near = milliseconds.prop_map(|offset| now() + SignedDuration::from_millis(offset));
+    // What nobody wrote can still be read: the plan is total.
+    let far = select(vec![Timestamp::MIN, Timestamp::MAX]);
+    prop_oneof![60 => near, 1 => far]
 }
 
 fn past() -> impl Strategy<Value = Timestamp> {
@@ -598,12 +601,19 @@ fn life() -> BoxedStrategy<Life> {
         3 => running().prop_map(Some),
     ];
     (launch.boxed(), history(), health().boxed())
-                .prop_map(|(launch, history, mut health)| {
+        .prop_map(|(launch, history, mut health)| {
             // Whether it lives on is asked once it was ready.
-            if launch.as_ref().is_none_or(|(launch, _)| launch.ready_at.is_none()) {
+            if launch
+                .as_ref()
+                .is_none_or(|(launch, _)| launch.ready_at.is_none())
+            {
                 health.liveness = ProbeCount::default();
             }
-            Life { launch, history, health }
+            Life {
+                launch,
+                history,
+                health,
+            }
         })
         .boxed()
 }
