@@ -148,7 +148,10 @@ impl<'a> Ledger<'a> {
                 }
             }
         }
-        for quarantined in &inputs.observed.quarantined {
+        // In the order of their names, whatever the order they were found in.
+        let mut quarantined: Vec<_> = inputs.observed.quarantined.iter().collect();
+        quarantined.sort_by_key(|record| &record.file);
+        for quarantined in quarantined {
             if let Holds::Lease { lease, .. } = &quarantined.holds {
                 let file = quarantined.file.display();
                 let holder = Holder {

@@ -22,7 +22,7 @@ fn anonymous(plan: &Plan, nonce: u128) -> Vec<String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(6000))]
+    #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
     fn every_plan_keeps_the_rules(world in worlds::world()) {
@@ -65,7 +65,9 @@ proptest! {
         world in worlds::world_without_contention(),
         chosen in any::<Index>(),
     ) {
-        prop_assume!(!world.desired.deployments.is_empty());
+        if world.desired.deployments.is_empty() {
+            return Ok(());
+        }
         let mut changed = world.clone();
         let at = chosen.index(world.desired.deployments.len());
         let deployment = changed.desired.deployments.values_mut().nth(at).unwrap();

@@ -3,6 +3,7 @@
 //! Invariant: no device and no port is in two leases to begin with, and news of an effect fits the launch it is of.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -14,14 +15,21 @@ use uuid::Uuid;
 
 use super::World;
 use crate::desired::{Desired, Folder, Unreadable};
-use crate::manifest::{DeletionPolicy, EngineKind, ManifestProbe, RestartPolicy, Runtime};
+use crate::failure::{ExitStatus, LaunchFailure};
+use crate::manifest::{
+    DeletionPolicy, EngineKind, ManifestHttpGet, ManifestProbe, ManifestTcpSocket, RestartPolicy,
+    Runtime,
+};
 use crate::names::{DeploymentName, InstanceName, LaunchId, Port};
 use crate::observed::{
     Device, DeviceKind, EffectKind, Health, Holds, Instance, Inventory, Liveness, Observed,
     Outcome, ProbeCount, ProbeResult, Quarantined, SignalKind, Stranger,
 };
 use crate::plan::{Intent, Settings};
-use crate::record::{Handle, History, Launch, Lease, LeasedDevice, RECORD_VERSION, Record, Stop};
+use crate::record::{
+    Cause, Ending, Handle, History, Launch, Lease, LeasedDevice, RECORD_VERSION, Record, Stop,
+    StopReason,
+};
 use crate::spec::{Backoff, Deployment, DeviceRequest, InstanceSpec, Labels, RestartKey, Source};
 use crate::testing;
 
@@ -48,12 +56,13 @@ fn past() -> impl Strategy<Value = Timestamp> {
     moment().prop_map(|at| at.min(now()))
 }
 
+// Lists rather than patterns: a pattern is parsed anew for each value, and most of the time would go there.
 fn name() -> impl Strategy<Value = DeploymentName> {
-    "[a-e]".prop_map(|text| text.parse().unwrap())
+    select(vec!["a", "b", "c", "d", "e"]).prop_map(|text| text.parse().unwrap())
 }
 
-fn file() -> impl Strategy<Value = String> {
-    "[a-c]\\.yaml"
+fn file() -> impl Strategy<Value = &'static str> {
+    select(vec!["a.yaml", "b.yaml", "c.yaml"])
 }
 
 /// A port; few, so that they meet.
@@ -72,22 +81,33 @@ fn node_selector() -> impl Strategy<Value = BTreeMap<String, String>> {
 }
 
 fn probe() -> impl Strategy<Value = Option<ManifestProbe>> {
+    let path = select(vec![None, Some("/health".to_owned())]);
     let small = (
+        option::of(option::of(path)),
         option::of(0..20_u32),
         option::of(1..20_u32),
         option::of(1..4_u32),
-        testing::probe(),
     )
         .prop_map(
-            |(initial_delay_seconds, period_seconds, threshold, arbitrary)| ManifestProbe {
-                initial_delay_seconds,
-                period_seconds,
-                failure_threshold: threshold,
-                success_threshold: threshold,
-                ..arbitrary
+            |(method, initial_delay_seconds, period_seconds, threshold)| {
+                let (http_get, tcp_socket) = match method {
+                    None => (None, None),
+                    Some(None) => (None, Some(ManifestTcpSocket {})),
+                    Some(Some(path)) => (Some(ManifestHttpGet { path }), None),
+                };
+                ManifestProbe {
+                    http_get,
+                    tcp_socket,
+                    initial_delay_seconds,
+                    period_seconds,
+                    timeout_seconds: None,
+                    failure_threshold: threshold,
+                    success_threshold: threshold,
+                }
             },
         );
-    option::weighted(0.2, prop_oneof![4 => small, 1 => testing::probe()])
+    let any = prop_oneof![15 => small.boxed(), 1 => testing::probe().boxed()];
+    option::weighted(0.2, any)
 }
 
 fn device_request() -> impl Strategy<Value = DeviceRequest> {
@@ -143,7 +163,7 @@ fn spec() -> BoxedStrategy<InstanceSpec> {
         ),
     );
     let arbitrary = prop_oneof![
-        6 => Just(None),
+        15 => Just(None),
         1 => testing::spec().prop_map(Some),
     ];
     (wishes, arbitrary.boxed())
@@ -319,7 +339,11 @@ fn settings() -> impl Strategy<Value = Settings> {
 
 fn desired() -> impl Strategy<Value = Desired> {
     let deployments = btree_map(name(), (spec(), labels(), source()), 0..5);
-    let unreadable = btree_map(file(), btree_set("[a-f]", 0..2), 0..3);
+    let unreadable = btree_map(
+        file(),
+        btree_set(select(vec!["a", "b", "c", "none"]), 0..2),
+        0..3,
+    );
     let unreadable = prop_oneof![2 => Just(BTreeMap::new()), 1 => unreadable];
     let first_listed_at = option::weighted(0.9, past());
     let removals_wait_until = option::weighted(0.15, moment());
@@ -358,7 +382,8 @@ fn desired() -> impl Strategy<Value = Desired> {
                         .collect(),
                     unreadable: unreadable
                         .into_iter()
-                        .map(|(file, words): (String, BTreeSet<String>)| {
+                        .map(|(file, words)| {
+                            let words = words.into_iter().map(str::to_owned).collect();
                             (file.into(), Unreadable { words })
                         })
                         .collect(),
@@ -429,7 +454,7 @@ fn launch_id() -> impl Strategy<Value = LaunchId> {
 fn reserved() -> BoxedStrategy<(Launch, News)> {
     let outcome = prop_oneof![
         testing::handle().prop_map(Outcome::Prepared),
-        testing::failure().prop_map(Outcome::Failed),
+        failure().boxed().prop_map(Outcome::Failed),
         (port(), stranger()).prop_map(|(port, stranger)| Outcome::PortTaken { port, stranger }),
         Just(Outcome::Resolved(None)),
         testing::handle().prop_map(|handle| Outcome::Resolved(Some(handle))),
@@ -475,12 +500,12 @@ fn running() -> BoxedStrategy<(Launch, News)> {
     let liveness = prop_oneof![
         5 => Just(Liveness::Alive),
         1 => (1..4_usize, status()).prop_map(|(members, status)| Liveness::LeaderGone { members, status }),
-        2 => (status(), "[a-z]{0,3}").prop_map(|(status, log_tail)| Liveness::Gone { status, log_tail }),
+        2 => (status(), select(vec!["", "out of memory"])).prop_map(|(status, log_tail)| Liveness::Gone { status, log_tail: log_tail.to_owned() }),
         1 => Just(unlooked()),
     ];
     let outcome = prop_oneof![
         Just(Outcome::Released),
-        testing::failure().prop_map(Outcome::Failed),
+        failure().boxed().prop_map(Outcome::Failed),
         Just(Outcome::Signalled {
             signal: SignalKind::Term,
             members: 1
@@ -575,23 +600,53 @@ fn health() -> impl Strategy<Value = Health> {
         })
 }
 
+/// Any cause now and then, the ones that decide something more often.
+fn cause() -> impl Strategy<Value = Cause> {
+    let exited = option::of(0..2_i32).prop_map(|code| Cause::Exited {
+        status: ExitStatus {
+            code,
+            ..ExitStatus::UNKNOWN
+        },
+        log_tail: String::new(),
+    });
+    prop_oneof![
+        6 => exited,
+        1 => Just(Cause::Stopped),
+        1 => Just(Cause::NeverStarted),
+        1 => testing::cause(),
+    ]
+}
+
 fn history() -> BoxedStrategy<History> {
-    (testing::history(), moment(), 0..6_u32, any::<bool>())
-        .prop_map(|(history, at, failures, is_arbitrary)| {
-            if is_arbitrary {
-                return history;
-            }
-            let last = history.last.map(|mut last| {
-                last.at = at;
-                last
-            });
-            History {
-                failures,
-                last,
-                ..history
-            }
+    let ending =
+        (moment(), launch_id(), cause().boxed()).prop_map(|(at, launch_id, cause)| Ending {
+            at,
+            launch_id,
+            cause,
+        });
+    let failures = prop_oneof![9 => 0..6_u32, 1 => any::<u32>()];
+    (any::<u32>(), failures, option::of(ending))
+        .prop_map(|(restarts, failures, last)| History {
+            restarts,
+            failures,
+            last,
         })
         .boxed()
+}
+
+/// Any failure now and then.
+fn failure() -> impl Strategy<Value = LaunchFailure> {
+    prop_oneof![5 => Just(LaunchFailure::Cancelled), 1 => testing::failure()]
+}
+
+fn stop_reason() -> impl Strategy<Value = StopReason> {
+    prop_oneof![
+        2 => Just(StopReason::Removed),
+        2 => Just(StopReason::SpecChanged { fields: Vec::new() }),
+        2 => Just(StopReason::LeaderGone),
+        1 => Just(StopReason::Shutdown),
+        1 => testing::stop_reason(),
+    ]
 }
 
 fn life() -> BoxedStrategy<Life> {
@@ -640,11 +695,15 @@ fn quarantined() -> impl Strategy<Value = Vec<Quarantined>> {
         1 => Just(Holds::Unknown),
         2 => (launch_id(), lease()).prop_map(|(launch_id, lease)| Holds::Lease { launch_id, lease }),
     ];
-    let record = ("[a-z]{3}", holds).prop_map(|(file, holds)| Quarantined {
-        file: file.into(),
-        holds,
+    let records = btree_map(select(vec!["a.json", "b.json"]), holds, 1..3);
+    let records = records.prop_map(|records| {
+        let record = |(file, holds)| Quarantined {
+            file: PathBuf::from(file),
+            holds,
+        };
+        records.into_iter().map(record).collect()
     });
-    prop_oneof![4 => Just(Vec::new()), 1 => vec(record, 1..3)]
+    prop_oneof![4 => Just(Vec::new()), 1 => records]
 }
 
 /// Any world that can be.
