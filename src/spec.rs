@@ -311,14 +311,62 @@ impl InstanceSpec {
         written("spec.command", command.is_none(), json!(command));
         written("spec.env", env.is_empty(), json!(env));
         written("spec.workingDir", working_dir.is_none(), json!(working_dir));
-        written(
-            "spec.devices",
-            *devices == DeviceRequest::Parallelism,
-            json!(devices),
-        );
+        // As many as the parallelism needs is the default, also where it is written down.
+        let is_default = match devices {
+            DeviceRequest::Parallelism => true,
+            DeviceRequest::Count(count) => *count == self.parallelism(),
+            DeviceRequest::Ids(_) => false,
+        };
+        written("spec.devices", is_default, json!(devices));
         written("spec.port", port.is_none(), json!(port));
         written("spec.docker", docker.is_none(), json!(docker));
         fields
+    }
+
+    /// Whether two specs that have the same [`RestartKey`] say the same. Half the price of comparing everything, and
+    /// this is asked of every instance in every pass.
+    pub fn has_same_live_fields(&self, other: &Self) -> bool {
+        // Without `..`: a new field makes the compiler ask for its class.
+        let Self {
+            replicas,
+            paused,
+            priority,
+            node_selector,
+            engine: _restart,
+            runtime: _,
+            binary: _,
+            model: _,
+            options: _,
+            args: _,
+            command: _,
+            env: _,
+            working_dir: _,
+            devices: _,
+            port: _,
+            startup_probe,
+            readiness_probe,
+            liveness_probe,
+            startup_deadline_seconds,
+            restart_policy,
+            backoff,
+            termination_grace_period_seconds,
+            docker: _,
+            strategy,
+            deletion_policy,
+        } = self;
+        *replicas == other.replicas
+            && *paused == other.paused
+            && *priority == other.priority
+            && *startup_deadline_seconds == other.startup_deadline_seconds
+            && *restart_policy == other.restart_policy
+            && *backoff == other.backoff
+            && *termination_grace_period_seconds == other.termination_grace_period_seconds
+            && *strategy == other.strategy
+            && *deletion_policy == other.deletion_policy
+            && *startup_probe == other.startup_probe
+            && *readiness_probe == other.readiness_probe
+            && *liveness_probe == other.liveness_probe
+            && *node_selector == other.node_selector
     }
 
     /// The paths of the restart and re-lease fields in which two specs differ.
@@ -699,7 +747,6 @@ fn device_request(
     let ManifestDevices { count, ids } = devices.unwrap_or_default();
     match (count, ids) {
         (None, None) => DeviceRequest::Parallelism,
-        (Some(count), None) if count == parallelism => DeviceRequest::Parallelism,
         (Some(count), None) => {
             if parallelism > 1 && count < parallelism {
                 problems.push(
