@@ -499,11 +499,32 @@ impl InstanceSpec {
             );
         }
         if problems.is_empty() {
-            Ok(spec)
+            Ok(Self {
+                docker: spec.docker.filter(says_something),
+                ..spec
+            })
         } else {
             Err(problems)
         }
     }
+}
+
+/// An empty block is the default, written down.
+fn says_something(docker: &Docker) -> bool {
+    let Docker {
+        image,
+        pull,
+        shm_size_bytes,
+        ipc,
+        volumes,
+        network,
+    } = docker;
+    image.is_some()
+        || pull.is_some()
+        || shm_size_bytes.is_some()
+        || ipc.is_some()
+        || !volumes.is_empty()
+        || network.is_some()
 }
 
 fn check_absolute(path: &str, value: &Path, problems: &mut Vec<SpecProblem>) {
@@ -875,3 +896,6 @@ impl fmt::Display for RestartKey {
         f.pad(&self.0)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -223,7 +223,7 @@ impl fmt::Display for WaitReason {
             Self::Stopping { reason, .. } => write!(f, "stopping: {reason}"),
             Self::Proof { .. } => f.write_str("killed, and not proven gone: its devices and port stay held"),
             Self::BackOff { failures } => write!(f, "{failures} failures in a row"),
-            Self::LaunchLimit { limit } => write!(f, "{limit} others are starting (--max-launches)"),
+            Self::LaunchLimit { limit } => write!(f, "waits for its turn: {limit} may start at a time (--max-launches)"),
             Self::InsufficientDevices { need, free, holders } => {
                 write!(f, "needs {need}, {free} free")?;
                 if !holders.is_empty() {
