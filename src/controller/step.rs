@@ -24,14 +24,26 @@ use crate::store::Records;
 /// A record that could not be written is tried again this soon: a full disk is not emptied in milliseconds.
 const RETRY_WRITE: Duration = Duration::from_secs(5);
 
+/// Every effect ends by itself, the slowest after half a minute. One whose end was not heard of for this long was lost (its
+/// task broke off), and what it did is looked for anew.
+const EFFECT_LIMIT: Duration = Duration::from_secs(60);
+
 /// What is known of every instance, and how it changes.
 #[derive(Debug, Default)]
 pub struct Core {
     observed: Observed,
+    /// When the last lifecycle effect and the last probe of each instance began.
+    began: BTreeMap<InstanceName, Began>,
     /// What each instance waited for in the last pass: a person is told of a wait once.
     waits: BTreeMap<InstanceName, Wait>,
     /// Whose record could not be written, so that a person is told once.
     unwritten: BTreeMap<InstanceName, String>,
+}
+
+#[derive(Debug, Default)]
+struct Began {
+    effect: Option<Timestamp>,
+    probe: Option<Timestamp>,
 }
 
 /// What a pass came to.
@@ -151,6 +163,22 @@ impl Core {
         }
     }
 
+    /// Effects whose end was never heard of count as ended. A resync notices: nothing waits for what does not happen.
+    fn give_up_lost_effects(&mut self, now: Timestamp) {
+        let is_over = |at: &mut Timestamp| *at + EFFECT_LIMIT <= now;
+        for (name, began) in &mut self.began {
+            let Some(instance) = self.observed.instances.get_mut(name) else {
+                continue;
+            };
+            if began.effect.take_if(is_over).is_some() {
+                instance.effect = None;
+            }
+            if began.probe.take_if(is_over).is_some() {
+                instance.health.in_flight = false;
+            }
+        }
+    }
+
     /// Decides, commits the records, and hands out the effects.
     pub fn pass(
         &mut self,
@@ -161,6 +189,7 @@ impl Core {
         nonce: Uuid,
         records: &mut dyn Records,
     ) -> Pass {
+        self.give_up_lost_effects(now);
         let plan = plan::plan(Inputs {
             desired,
             observed: &self.observed,
@@ -169,12 +198,10 @@ impl Core {
             now,
             nonce,
         });
-        let mut pass = Pass {
-            deadline: plan.deadline,
-            ..Pass::default()
-        };
+        let mut pass = Pass::default();
         for (name, step) in &plan.steps {
-            self.carry_out(name, step, now, records, &mut pass);
+            let deadline = self.carry_out(name, step, now, records, &mut pass);
+            pass.deadline = pass.deadline.into_iter().chain(deadline).min();
         }
         self.note_waits(&plan, now, &mut pass);
         self.observed
@@ -184,6 +211,8 @@ impl Core {
         pass
     }
 
+    /// Returns when to look again: as the step says, but no sooner than a record can be tried again that could not be
+    /// written. A step that is not carried out is planned anew in every pass, so its own deadline would make a hot loop.
     fn carry_out(
         &mut self,
         name: &InstanceName,
@@ -191,7 +220,7 @@ impl Core {
         now: Timestamp,
         records: &mut dyn Records,
         pass: &mut Pass,
-    ) {
+    ) -> Option<Timestamp> {
         if let Some(change) = &step.record {
             let written = match change {
                 RecordChange::Write(record) => records.write(record),
@@ -214,10 +243,7 @@ impl Core {
                             message,
                         ));
                     }
-                    let retry = now + RETRY_WRITE;
-                    pass.deadline =
-                        Some(pass.deadline.map_or(retry, |deadline| deadline.min(retry)));
-                    return;
+                    return Some(now + RETRY_WRITE);
                 }
             }
         }
@@ -226,8 +252,17 @@ impl Core {
             && let Some(instance) = self.observed.instances.get_mut(name)
         {
             begin(instance, action, now);
+            let began = self.began.entry(name.clone()).or_default();
+            match action {
+                Action::Probe { .. } => began.probe = Some(now),
+                Action::Prepare(_)
+                | Action::Release { .. }
+                | Action::Resolve { .. }
+                | Action::Signal { .. } => began.effect = Some(now),
+            }
             pass.actions.push((name.clone(), action.clone()));
         }
+        step.wait.as_ref()?.until
     }
 
     /// A record change is on disk.
@@ -242,6 +277,7 @@ impl Core {
         let record = match change {
             RecordChange::Forget => {
                 self.observed.instances.remove(name);
+                self.began.remove(name);
                 pass.forgotten.push(name.clone());
                 return;
             }

@@ -147,10 +147,12 @@ impl Sim {
     // -----------------------------------------------------------------------------------------------------------------
     // Time
 
-    /// Lets time pass.
+    /// Lets time pass, until something is done wrong.
     pub fn run(&mut self, length: Duration) {
         let end = self.world.now + length;
-        while let Some(at) = self.next_at().filter(|at| *at <= end) {
+        while let Some(at) = self.next_at().filter(|at| *at <= end)
+            && self.world.judge.violations.is_empty()
+        {
             self.world.now = self.world.now.max(at);
             self.tick();
         }

@@ -21,12 +21,14 @@ pub(super) struct Folder {
     pub is_unavailable: bool,
     /// Since when git is at work.
     pub git_since: Option<Timestamp>,
+    /// No two contents that need a relaunch between them have the same revision.
+    last_revision: u32,
 }
 
 #[derive(Debug, Clone)]
 pub(super) struct File {
     pub deployment: Deployment,
-    /// Counts the changes that force a relaunch.
+    /// Another with each change that forces a relaunch.
     pub revision: u32,
     pub state: FileState,
 }
@@ -70,6 +72,12 @@ impl Folder {
         }
     }
 
+    /// A number for new content.
+    pub fn new_revision(&mut self) -> u32 {
+        self.last_revision += 1;
+        self.last_revision
+    }
+
     pub fn file_of(&self, name: &DeploymentName) -> Option<&File> {
         self.files.values().find(|file| file.deployment.name == *name)
     }
@@ -87,6 +95,8 @@ pub(super) struct Scanner {
     accepted: BTreeMap<PathBuf, Deployment>,
     owners: BTreeMap<DeploymentName, PathBuf>,
     missing: BTreeMap<DeploymentName, Timestamp>,
+    /// What a file may hold of which not even the words can be read: what disappeared elsewhere when it came.
+    suspects: BTreeMap<PathBuf, BTreeSet<String>>,
     first_listed_at: Option<Timestamp>,
     pub takes_unreadable_for_absent: bool,
 }
@@ -114,18 +124,11 @@ impl Scanner {
         }
         self.first_listed_at.get_or_insert(now);
         self.accepted.retain(|path, _| folder.files.contains_key(path));
-        let mut unreadable = BTreeMap::new();
-        for (path, file) in &folder.files {
-            let words = match file.state {
-                FileState::Good => {
-                    self.accepted.insert(path.clone(), file.deployment.clone());
-                    continue;
-                }
-                FileState::Broken => BTreeSet::from([file.deployment.name.to_string()]),
-                FileState::Hidden => BTreeSet::new(),
-            };
-            unreadable.insert(path.clone(), Unreadable { words });
+        let good = folder.files.iter().filter(|(_, file)| file.state == FileState::Good);
+        for (path, file) in good {
+            self.accepted.insert(path.clone(), file.deployment.clone());
         }
+        let mut unreadable = self.unreadable(folder);
         if self.takes_unreadable_for_absent {
             self.accepted.retain(|path, _| !unreadable.contains_key(path));
             unreadable.clear();
@@ -158,6 +161,28 @@ impl Scanner {
         (desired, (is_news || waits_for_git).then(|| now + CONFIRM))
     }
 
+    fn unreadable(&mut self, folder: &Folder) -> BTreeMap<PathBuf, Unreadable> {
+        let present = self.deployments();
+        let absent = self.owners.keys().filter(|name| !present.contains_key(*name));
+        let absent: BTreeSet<String> = absent.map(ToString::to_string).collect();
+        let state = |path: &PathBuf| folder.files.get(path).map(|file| file.state);
+        self.suspects
+            .retain(|path, _| state(path) == Some(FileState::Hidden));
+        let mut unreadable = BTreeMap::new();
+        for (path, file) in &folder.files {
+            let words = match file.state {
+                FileState::Good => continue,
+                FileState::Broken => BTreeSet::from([file.deployment.name.to_string()]),
+                FileState::Hidden => {
+                    let suspects = self.suspects.entry(path.clone());
+                    suspects.or_insert_with(|| absent.clone()).clone()
+                }
+            };
+            unreadable.insert(path.clone(), Unreadable { words });
+        }
+        unreadable
+    }
+
     fn deployments(&self) -> BTreeMap<DeploymentName, Deployment> {
         let accepted = self.accepted.values();
         accepted
@@ -169,14 +194,13 @@ impl Scanner {
 // ---------------------------------------------------------------------------------------------------------------------
 // Manifests
 
-/// How many devices an arbitrary world has, for manifests that ask for some.
-pub(super) fn arbitrary_file(name: &str, devices: u64, random: &mut Random) -> File {
-    let manifest = if random.chance(80) {
+/// A manifest for a host with so many devices.
+pub(super) fn arbitrary_file(name: &str, devices: u64, revision: u32, random: &mut Random) -> File {
+    let mut manifest = if random.chance(80) {
         json!({"metadata": {"name": name}, "spec": {"engine": "echo"}})
     } else {
         json!({"metadata": {"name": name}, "spec": {"engine": "command", "command": ["serve"]}})
     };
-    let mut manifest = manifest;
     manifest["apiVersion"] = json!("evenkeel.dev/v1alpha1");
     manifest["kind"] = json!("ModelDeployment");
     let manifest = serde_json::from_value(manifest).expect("a manifest");
@@ -188,7 +212,7 @@ pub(super) fn arbitrary_file(name: &str, devices: u64, random: &mut Random) -> F
     let deployment = Deployment::from_manifest(manifest, source).expect("a right manifest");
     let mut file = File {
         deployment,
-        revision: 1,
+        revision,
         state: FileState::Good,
     };
     file.deployment.spec.backoff = Backoff {
@@ -199,9 +223,9 @@ pub(super) fn arbitrary_file(name: &str, devices: u64, random: &mut Random) -> F
     file.deployment.spec.startup_deadline_seconds = Some(15);
     file.deployment.spec.termination_grace_period_seconds = 4;
     file.deployment.spec.devices = DeviceRequest::Count(0);
-    file.renew();
+    file.change_restart(revision);
     if random.chance(70) {
-        file.change_lease(devices, random);
+        file.change_lease(devices, revision, random);
     }
     if random.chance(60) {
         file.change_live(random);
@@ -210,26 +234,21 @@ pub(super) fn arbitrary_file(name: &str, devices: u64, random: &mut Random) -> F
 }
 
 impl File {
-    /// Makes the restart key that of the present content.
-    fn renew(&mut self) {
+    /// Changes a field that forces a relaunch.
+    pub fn change_restart(&mut self, revision: u32) {
+        self.revision = revision;
         let Deployment {
             spec,
             labels,
             restart_key,
             ..
         } = &mut self.deployment;
-        spec.args = vec!["--revision".to_owned(), self.revision.to_string()];
+        spec.args = vec!["--revision".to_owned(), revision.to_string()];
         *restart_key = RestartKey::of(spec, labels.restarted_at());
     }
 
-    /// Changes a field that forces a relaunch.
-    pub fn change_restart(&mut self) {
-        self.revision += 1;
-        self.renew();
-    }
-
     /// Changes devices or port, which forces a relaunch too.
-    pub fn change_lease(&mut self, devices: u64, random: &mut Random) {
+    pub fn change_lease(&mut self, devices: u64, revision: u32, random: &mut Random) {
         let spec = &mut self.deployment.spec;
         if random.chance(25) && spec.replicas <= 1 {
             let port = u16::try_from(8900 + random.below(4)).ok();
@@ -251,7 +270,7 @@ impl File {
             // Now and then more than there are.
             _ => DeviceRequest::Count(u32::try_from(random.below(devices.min(3) + 2)).unwrap_or(0)),
         };
-        self.change_restart();
+        self.change_restart(revision);
     }
 
     /// Changes a field that forces nothing.

@@ -112,6 +112,12 @@ impl World {
 
     /// A record lets go of a launch only when nothing of it is left, and of a handle never before.
     pub fn judge_write(&mut self, before: Option<&Record>, after: &Record) {
+        if let Some(launch) = &after.launch
+            && let Some(stop) = &launch.stop
+            && self.judge.stopped.insert(launch.id)
+        {
+            self.judge_stop(&after.name, launch.id, &stop.reason);
+        }
         let Some(launch) = before.and_then(|record| record.launch.as_ref()) else {
             return;
         };
@@ -174,18 +180,21 @@ impl World {
         }
     }
 
-    /// An instance that runs is asked to end only for a reason that is true.
+    /// Nothing is signalled whose record does not say so.
     pub fn judge_action(&mut self, name: &InstanceName, launch: &Launch, action: &Action) {
-        let Action::Signal { reason, .. } = action else {
-            return;
-        };
-        if !self.judge.stopped.insert(launch.id) {
-            return;
+        let record = self.disk.records.get(name);
+        let stop = record.and_then(|record| record.launch.as_ref()?.stop.as_ref());
+        if matches!(action, Action::Signal { .. }) && stop.is_none() {
+            self.accuse(format!("{name} is signalled, and its record does not know it ({})", launch.id));
         }
+    }
+
+    /// What runs is asked to end only for a reason that is true.
+    fn judge_stop(&mut self, name: &InstanceName, launch: LaunchId, reason: &StopReason) {
         let members: Vec<&Process> = self
             .processes
             .values()
-            .filter(|process| process.is_of(launch.id))
+            .filter(|process| process.is_of(launch))
             .collect();
         let Some(owner) = members.first().and_then(|process| process.owner.as_ref()) else {
             return;
@@ -203,13 +212,13 @@ impl World {
             }
             StopReason::StartupTimeout { .. } => self.now >= prepared_at + STARTUP_DEADLINE,
             StopReason::Unhealthy { failures, .. } => {
-                let failed = self.judge.failed_probes.get(&launch.id).copied().unwrap_or(0);
+                let failed = self.judge.failed_probes.get(&launch).copied().unwrap_or(0);
                 *failures >= 3 && failed >= 3
             }
             StopReason::LeaderGone => !members
                 .iter()
                 .any(|process| matches!(process.part, Part::Leader { .. } | Part::Gate { .. })),
-            StopReason::LaunchFailed(_) => self.judge.failed_launches.contains(&launch.id),
+            StopReason::LaunchFailed(_) => self.judge.failed_launches.contains(&launch),
             StopReason::Shutdown => self.judge.is_everything_to_stop,
         };
         if !is_true {

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a schedule is a function of its seed, so that every failure can be played again, in words.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -86,6 +87,8 @@ struct Schedule {
     random: Random,
     sim: Sim,
     devices: u64,
+    /// They may come back as they were.
+    removed: BTreeMap<String, File>,
 }
 
 impl Schedule {
@@ -121,6 +124,7 @@ impl Schedule {
             random,
             sim,
             devices,
+            removed: BTreeMap::new(),
         }
     }
 
@@ -150,8 +154,13 @@ impl Schedule {
 
     fn befall(&mut self) {
         match self.random.below(32) {
-            0..=1 => self.change("restart", |file, _, _| file.change_restart()),
-            2..=3 => self.change("lease", File::change_lease_of),
+            0..=1 => self.change("restart", |file, revision, _| file.change_restart(revision)),
+            2..=3 => {
+                let devices = self.devices;
+                self.change("lease", |file, revision, random| {
+                    file.change_lease(devices, revision, random);
+                });
+            }
             4..=7 => self.change("live", |file, _, random| file.change_live(random)),
             8..=9 => self.add(),
             10..=11 => self.remove(),
@@ -204,35 +213,31 @@ impl Schedule {
         let Some(name) = self.random.pick(&NAMES) else {
             return;
         };
-        let mut random = Random::new(self.random.next());
-        let mut file = arbitrary_file(name, self.devices, &mut random);
-        let folder = &self.sim.world.folder;
-        if folder.file_of(&file.deployment.name).is_some() {
+        let present = self.sim.world.folder.files.values();
+        if present.into_iter().any(|file| file.deployment.name.as_str() == name) {
             return;
         }
-        // A deployment that comes back is another revision, for all that anybody can tell.
-        let execs = self.sim.world.judge.execs.values().flatten();
-        let last = execs.map(|exec| exec.revision).max().unwrap_or(0);
-        if self.random.chance(70) {
-            file.revision = last + 1;
-            file.change_restart();
-        }
-        self.sim.edit(&format!("{name} is added"), |folder, _| {
+        let (devices, is_undone) = (self.devices, self.random.chance(40));
+        let removed = self.removed.remove(name).filter(|_| is_undone);
+        self.sim.edit(&format!("{name} is added"), |folder, random| {
+            let revision = folder.new_revision();
+            let file =
+                removed.unwrap_or_else(|| arbitrary_file(name, devices, revision, random));
             folder.files.insert(file.deployment.source.file.clone(), file);
         });
     }
 
-    fn change(&mut self, what: &str, change: impl FnOnce(&mut File, u64, &mut Random)) {
+    fn change(&mut self, what: &str, change: impl FnOnce(&mut File, u32, &mut Random)) {
         let Some(path) = self.path() else {
             return;
         };
-        let devices = self.devices;
         let what = format!("{} changes ({what})", path.display());
         self.sim.edit(&what, |folder, random| {
+            let revision = folder.new_revision();
             if let Some(file) = folder.files.get_mut(&path)
                 && file.state == FileState::Good
             {
-                change(file, devices, random);
+                change(file, revision, random);
             }
         });
     }
@@ -241,8 +246,11 @@ impl Schedule {
         let Some(path) = self.path() else {
             return;
         };
+        let removed = &mut self.removed;
         self.sim.edit(&format!("{} is removed", path.display()), |folder, _| {
-            folder.files.remove(&path);
+            if let Some(file) = folder.files.remove(&path) {
+                removed.insert(file.deployment.name.to_string(), file);
+            }
         });
     }
 
@@ -320,12 +328,6 @@ impl Schedule {
             self.sim.settings.intent = Intent::StopAll;
             self.sim.world.judge.is_everything_to_stop = true;
         }
-    }
-}
-
-impl File {
-    fn change_lease_of(&mut self, devices: u64, random: &mut Random) {
-        self.change_lease(devices, random);
     }
 }
 
