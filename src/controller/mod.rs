@@ -85,6 +85,24 @@ pub enum OnExit {
 }
 
 impl Options {
+    /// What it takes to stop everything, where no controller left its settings.
+    pub fn stopping(state: &std::path::Path) -> Self {
+        Self {
+            folder: PathBuf::from("/"),
+            state: state.to_path_buf(),
+            devices: None,
+            removal_grace_seconds: 0.0,
+            resync_seconds: 5.0,
+            max_launches: 0,
+            startup_deadline_seconds: None,
+            node_labels: BTreeMap::new(),
+            recursive: false,
+            poll_seconds: None,
+            on_exit: None,
+            allow_world_writable: false,
+        }
+    }
+
     /// The plan's part of it.
     pub fn settings(&self, intent: Intent) -> Settings {
         let node = nix::unistd::gethostname()
@@ -238,7 +256,9 @@ pub async fn run(options: Options, intent: Intent, onlooker: Onlooker) -> Result
     for (reason, message) in loaded.events {
         controller.tell(&Event::general(controller.clock.now(), reason, message));
     }
-    controller.arm_watch();
+    if intent == Intent::Reconcile {
+        controller.arm_watch();
+    }
     controller.adopt();
     controller.first_scan().await;
     controller.reconcile(signals).await;
@@ -314,7 +334,7 @@ impl Controller {
         ) {
             Ok(watch) => self.watch = Some(watch),
             Err(error) => {
-                warn!(error = %chain(&error), "the folder is not watched: changes are seen at each resync")
+                warn!(error = %chain(&error), "the folder is not watched: changes are seen at each resync");
             }
         }
     }
@@ -386,9 +406,8 @@ impl Controller {
         self.start_scan();
         let scanned =
             tokio::time::timeout(FIRST_SCAN_PATIENCE, self.executor.tasks.join_next()).await;
-        match scanned {
-            Ok(Some(Ok(wake))) => self.take(wake),
-            Ok(Some(Err(_)) | None) | Err(_) => {}
+        if let Ok(Some(ended)) = scanned {
+            self.take_joined(ended);
         }
     }
 

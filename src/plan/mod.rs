@@ -14,6 +14,8 @@ pub mod backoff;
 
 pub mod health;
 
+pub mod state;
+
 mod instance;
 
 pub mod lease;
