@@ -4,6 +4,10 @@
 //! the records, starts effects, tells people, and sleeps until a wake or the plan's earliest deadline.
 //!
 //! Invariant: every wake may be lost. A resync looks at everything, so that the loop converges without any.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a scan of the folder can block long; its task is owned by the loop's task set"
+)]
 
 mod execute;
 
@@ -27,6 +31,7 @@ use crate::clock::Clock;
 use crate::desired::Desired;
 use crate::devices::{self, InventoryError};
 use crate::event::{Event, Reason};
+use crate::failure::causes;
 use crate::journal::{Journal, JournalError};
 use crate::launch::Launcher;
 use crate::launch::process::ProcessLauncher;
@@ -422,15 +427,16 @@ impl Controller {
                 return;
             }
             let now = self.clock.now();
-            let wake_at = [Some(next_resync), deadline, self.look_again_at]
+            let look_at = [Some(next_resync), deadline, self.look_again_at]
                 .into_iter()
                 .flatten()
                 .min()
                 .unwrap_or(next_resync);
-            let mut sleep = Duration::try_from(wake_at.duration_since(now)).unwrap_or_default();
+            let mut sleep = Duration::try_from(look_at.duration_since(now)).unwrap_or_default();
             if !is_busy {
                 sleep = sleep.max(IDLE_FLOOR);
             }
+            let wake_at = tokio::time::Instant::now() + sleep;
             tokio::select! {
                 biased;
                 _ = signals.terminate.recv() => {
@@ -448,7 +454,7 @@ impl Controller {
                 () = self.marks.notify.notified() => {
                     self.is_scan_wanted = true;
                 }
-                () = tokio::time::sleep(sleep) => {}
+                () = tokio::time::sleep_until(wake_at) => {}
             }
             // Many wakes, one pass.
             while let Some(ended) = self.executor.tasks.try_join_next() {
@@ -696,6 +702,11 @@ impl Controller {
     }
 }
 
+/// The whole chain of an error in one line.
 fn chain(error: &dyn std::error::Error) -> String {
-    crate::cli::report::causes(error).join(": ")
+    let causes = causes(error);
+    std::iter::once(error.to_string())
+        .chain(causes)
+        .collect::<Vec<_>>()
+        .join(": ")
 }
