@@ -181,7 +181,6 @@ fn words_knowledge_and_the_pass_are_synchronous_and_read_no_clock() {
         }
         for effect in [
             "async ",
-            ".await",
             "tokio",
             "std::fs",
             "std::env",
