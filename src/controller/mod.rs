@@ -234,6 +234,7 @@ pub async fn run(options: Options, intent: Intent, onlooker: Onlooker) -> Result
     let signals = Signals {
         terminate: signal(UnixSignal::terminate()).map_err(system("SIGTERM cannot be handled"))?,
         interrupt: signal(UnixSignal::interrupt()).map_err(system("SIGINT cannot be handled"))?,
+        _child: signal(UnixSignal::child()).map_err(system("SIGCHLD cannot be handled"))?,
         hang_up: signal(UnixSignal::hangup()).map_err(system("SIGHUP cannot be handled"))?,
     };
     let mut controller = Controller {
@@ -286,6 +287,8 @@ struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hang_up: Signal,
+    /// Only that it is handled: where a parent left SIGCHLD ignored, exit codes would be lost.
+    _child: Signal,
 }
 
 struct Controller {
@@ -454,7 +457,9 @@ impl Controller {
                 () = self.marks.notify.notified() => {
                     self.is_scan_wanted = true;
                 }
-                () = tokio::time::sleep_until(wake_at) => {}
+                () = tokio::time::sleep_until(wake_at) => {
+                    self.look_at_doubtful();
+                }
             }
             // Many wakes, one pass.
             while let Some(ended) = self.executor.tasks.try_join_next() {
@@ -632,6 +637,18 @@ impl Controller {
             .spawn_local(async move { Wake::Scanned(scanning.await.ok()) });
     }
 
+    /// What could not be proven is looked at again whenever the plan's deadline is reached: no wake tells of it.
+    fn look_at_doubtful(&mut self) {
+        let instances = self.core.observed().instances.iter();
+        let doubtful: Vec<_> = instances
+            .filter(|(_, instance)| matches!(instance.liveness, Liveness::Unknown { .. }))
+            .filter_map(|(name, instance)| Some((name.clone(), instance.record.launch.clone()?)))
+            .collect();
+        for (name, launch) in doubtful {
+            self.inspect(&name, &launch);
+        }
+    }
+
     /// The safety net below every wake.
     fn look_at_everything(&mut self) {
         self.is_scan_wanted = true;
@@ -674,7 +691,7 @@ impl Controller {
                 warn!(instance = %name, error = %chain(&error), "its temporary folder could not be removed");
             }
         }
-        let is_busy = pass.plan.is_change();
+        let is_busy = pass.is_busy;
         for (name, action) in pass.actions {
             if let Some(launch) = self.launch(&name) {
                 self.executor.start(name, &launch, action);
