@@ -294,7 +294,7 @@ impl Core {
             let is_new = before.is_none_or(|before| before.reason.word() != wait.reason.word());
             if let Some(reason) = event_of_wait(&wait.reason).filter(|_| is_new) {
                 pass.events
-                    .push(Event::of_instance(now, name, reason, wait.to_string()));
+                    .push(Event::of_instance(now, name, reason, wait.sentence()));
             }
             let has_launch = self
                 .observed
