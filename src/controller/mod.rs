@@ -9,6 +9,8 @@
     reason = "a scan of the folder can block long; its task is owned by the loop's task set"
 )]
 
+mod options;
+
 mod execute;
 
 mod wake;
@@ -21,7 +23,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{Signal, SignalKind as UnixSignal, signal};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
@@ -29,155 +30,28 @@ use uuid::Uuid;
 
 use crate::clock::Clock;
 use crate::desired::Desired;
-use crate::devices::{self, InventoryError};
+use crate::devices::{self};
 use crate::event::{Event, Reason};
 use crate::failure::causes;
-use crate::journal::{Journal, JournalError};
+use crate::journal::Journal;
 use crate::launch::Launcher;
 use crate::launch::process::ProcessLauncher;
 use crate::names::{InstanceName, LaunchId};
 use crate::observed::{Inventory, Liveness};
 use crate::plan::{Intent, Plan, Settings};
-use crate::probe::{Prober, ProberError};
+use crate::probe::Prober;
 use crate::record::Launch;
 use crate::source::{
-    Depth, FolderChange, FolderChanges, FolderError, Scan, ScanOptions, Scanner, Watch,
+    FolderChange, FolderChanges, Scan, Scanner, Watch,
     WorldWritable, check_folder, watch,
 };
-use crate::store::{Controller as LockHolder, LockError, StateLock, Store, StoreError};
+use crate::store::{Controller as LockHolder, LockError, StateLock, Store};
+pub use options::{OnExit, Options, RunError};
+
 use execute::Executor;
+use options::seconds;
 use step::Core;
 use wake::Wake;
-
-/// How a controller is set up. Written into the lock file, so that the command line plans with the same settings.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Options {
-    /// The manifest folder.
-    pub folder: PathBuf,
-    /// The state folder.
-    pub state: PathBuf,
-    /// An inventory file instead of looking for devices.
-    pub devices: Option<PathBuf>,
-    /// How long a document must be absent before its instances are stopped.
-    pub removal_grace_seconds: f64,
-    /// How often everything is looked at without a wake.
-    pub resync_seconds: f64,
-    /// Instances between launch and ready at a time; 0: any number.
-    pub max_launches: u32,
-    /// Instead of the engines' own start-up deadlines.
-    pub startup_deadline_seconds: Option<u32>,
-    /// Labels of this host, for `nodeSelector`.
-    pub node_labels: BTreeMap<String, String>,
-    /// Whether folders in the folder are looked into.
-    pub recursive: bool,
-    /// Scan this often, for file systems without events.
-    pub poll_seconds: Option<f64>,
-    /// What ending the controller does to the instances; none: SIGTERM leaves them, SIGINT stops them.
-    pub on_exit: Option<OnExit>,
-    /// Accept a folder that everybody may write to.
-    pub allow_world_writable: bool,
-}
-
-/// What ending the controller does to the instances.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum OnExit {
-    /// They are stopped.
-    Stop,
-    /// They are left running.
-    Leave,
-}
-
-impl Options {
-    /// What it takes to stop everything, where no controller left its settings.
-    pub fn stopping(state: &std::path::Path) -> Self {
-        Self {
-            folder: PathBuf::from("/"),
-            state: state.to_path_buf(),
-            devices: None,
-            removal_grace_seconds: 0.0,
-            resync_seconds: 5.0,
-            max_launches: 0,
-            startup_deadline_seconds: None,
-            node_labels: BTreeMap::new(),
-            recursive: false,
-            poll_seconds: None,
-            on_exit: None,
-            allow_world_writable: false,
-        }
-    }
-
-    /// The plan's part of it.
-    pub fn settings(&self, intent: Intent) -> Settings {
-        let node = nix::unistd::gethostname()
-            .ok()
-            .and_then(|name| name.into_string().ok())
-            .unwrap_or_else(|| "localhost".to_owned());
-        let mut node_labels = self.node_labels.clone();
-        node_labels
-            .entry("kubernetes.io/hostname".to_owned())
-            .or_insert_with(|| node.clone());
-        Settings {
-            removal_grace: seconds(self.removal_grace_seconds),
-            max_launches: self.max_launches,
-            startup_deadline: self
-                .startup_deadline_seconds
-                .map(|seconds| Duration::from_secs(seconds.into())),
-            node,
-            node_labels,
-            intent,
-        }
-    }
-
-    /// How the folder is scanned.
-    pub fn scan_options(&self) -> ScanOptions {
-        ScanOptions {
-            depth: if self.recursive {
-                Depth::Recursive
-            } else {
-                Depth::Flat
-            },
-        }
-    }
-}
-
-/// A duration from a number that clap has checked; nonsense becomes nothing rather than a panic.
-fn seconds(number: f64) -> Duration {
-    Duration::try_from_secs_f64(number).unwrap_or_default()
-}
-
-/// Why a controller does not run.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// The manifest folder is unfit.
-    #[error(transparent)]
-    Folder(#[from] FolderError),
-    /// Another controller has the state folder, or it cannot be locked.
-    #[error(transparent)]
-    Lock(#[from] LockError),
-    /// The state folder is unfit.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The journal cannot be opened.
-    #[error(transparent)]
-    Journal(#[from] JournalError),
-    /// The inventory cannot be read.
-    #[error(transparent)]
-    Inventory(#[from] InventoryError),
-    /// Probing cannot be set up.
-    #[error(transparent)]
-    Prober(#[from] ProberError),
-    /// The system refuses what every controller needs.
-    #[error("{what}")]
-    System {
-        /// What was asked of it.
-        what: &'static str,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-}
 
 /// A controller that ends leaves its lock within milliseconds; a start waits this long for it, so that a restart does not
 /// trip over its predecessor.
