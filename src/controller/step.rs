@@ -61,6 +61,14 @@ pub struct Pass {
     pub events: Vec<Event>,
     /// When to look again without a wake.
     pub deadline: Option<Timestamp>,
+    /// Whether anything was committed or started, probes aside: then the next pass may find more to do.
+    pub is_busy: bool,
+}
+
+impl Pass {
+    fn look_again(&mut self, at: Option<Timestamp>) {
+        self.deadline = self.deadline.into_iter().chain(at).min();
+    }
 }
 
 impl Core {
@@ -190,6 +198,9 @@ impl Core {
         records: &mut dyn Records,
     ) -> Pass {
         self.give_up_lost_effects(now);
+        for instance in self.observed.instances.values_mut() {
+            instance.health.since.get_or_insert(now);
+        }
         let plan = plan::plan(Inputs {
             desired,
             observed: &self.observed,
@@ -200,8 +211,7 @@ impl Core {
         });
         let mut pass = Pass::default();
         for (name, step) in &plan.steps {
-            let deadline = self.carry_out(name, step, now, records, &mut pass);
-            pass.deadline = pass.deadline.into_iter().chain(deadline).min();
+            self.carry_out(name, step, now, records, &mut pass);
         }
         self.note_waits(&plan, now, &mut pass);
         self.observed
@@ -211,8 +221,6 @@ impl Core {
         pass
     }
 
-    /// Returns when to look again: as the step says, but no sooner than a record can be tried again that could not be
-    /// written. A step that is not carried out is planned anew in every pass, so its own deadline would make a hot loop.
     fn carry_out(
         &mut self,
         name: &InstanceName,
@@ -220,7 +228,7 @@ impl Core {
         now: Timestamp,
         records: &mut dyn Records,
         pass: &mut Pass,
-    ) -> Option<Timestamp> {
+    ) {
         if let Some(change) = &step.record {
             let written = match change {
                 RecordChange::Write(record) => records.write(record),
@@ -243,10 +251,14 @@ impl Core {
                             message,
                         ));
                     }
-                    return Some(now + RETRY_WRITE);
+                    // What the step waits for does not count: nothing of it has happened.
+                    pass.look_again(Some(now + RETRY_WRITE));
+                    return;
                 }
             }
         }
+        pass.look_again(step.wait.as_ref().and_then(|wait| wait.until));
+        pass.is_busy |= step.is_change();
         pass.events.extend(step.events.iter().cloned());
         if let Some(action) = &step.action
             && let Some(instance) = self.observed.instances.get_mut(name)
@@ -262,7 +274,6 @@ impl Core {
             }
             pass.actions.push((name.clone(), action.clone()));
         }
-        step.wait.as_ref()?.until
     }
 
     /// A record change is on disk.
@@ -321,7 +332,7 @@ impl Core {
             let is_new = before.is_none_or(|before| before.reason.word() != wait.reason.word());
             if let Some(reason) = event_of_wait(&wait.reason).filter(|_| is_new) {
                 pass.events
-                    .push(Event::of_instance(now, name, reason, wait.to_string()));
+                    .push(Event::of_instance(now, name, reason, wait.sentence()));
             }
             let has_launch = self
                 .observed
@@ -355,7 +366,6 @@ fn begin(instance: &mut Instance, action: &Action, now: Timestamp) {
         }
         Action::Probe { .. } => {
             instance.health.in_flight = true;
-            instance.health.since.get_or_insert(now);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The manifest folder as the file system shows it: which files there are, and their bytes.
 //!
 //! Invariant: a [`Listing`] is complete, or there is none (W5); nothing but regular files is opened (W7).
-// effect: reads the manifest folder
+#![expect(clippy::disallowed_methods, reason = "reads the manifest folder")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -191,9 +191,12 @@ fn list_into(
     files: &mut BTreeMap<PathBuf, Result<Stamp, String>>,
     listed: &mut BTreeSet<(u64, u64)>,
 ) -> Result<(), String> {
-    let in_folder = |error: io::Error| match within.as_os_str().is_empty() {
-        true => error.to_string(),
-        false => format!("{}: {error}", within.display()),
+    let in_folder = |error: io::Error| {
+        if within.as_os_str().is_empty() {
+            error.to_string()
+        } else {
+            format!("{}: {error}", within.display())
+        }
     };
     let entries: io::Result<Vec<_>> = fs::read_dir(root.join(within))
         .map_err(in_folder)?

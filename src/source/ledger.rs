@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::diagnose::Place;
 use super::folder::Stamp;
-use super::read;
+use super::read::{self, Ignored};
 use crate::desired::{Problem, ProblemKind, Unreadable};
 use crate::event::{Event, Reason};
 use crate::names::DeploymentName;
@@ -49,7 +49,10 @@ pub(super) struct Content {
 #[derive(Debug)]
 pub(super) enum Verdict {
     /// They are accepted, but for documents whose name an earlier one has.
-    Accepted { duplicates: Vec<Problem> },
+    Accepted {
+        duplicates: Vec<Problem>,
+        ignored: Vec<Ignored>,
+    },
     /// They are not.
     Refused {
         problems: Vec<Problem>,
@@ -79,34 +82,44 @@ pub(super) enum Unread {
 impl FileState {
     /// What its present content could hold, if that is not accepted.
     fn unreadable(&self) -> Option<Unreadable> {
-        let words = match (
-            &self.unread,
-            self.content.as_ref().map(|content| &content.verdict),
-        ) {
-            (Some(Unread::Pending { words, .. }), _) => words.clone(),
-            (Some(Unread::Failed { may_hold, .. }), _) => may_hold.clone().unwrap_or_default(),
-            (None, Some(Verdict::Refused { words, .. })) => words.clone(),
-            (None, Some(Verdict::Accepted { .. }) | None) => return None,
-        };
+        let words = self.words()?.cloned().unwrap_or_default();
         Some(Unreadable { words })
     }
 
     fn is_unreadable(&self) -> bool {
-        let refused = |content: &Content| matches!(content.verdict, Verdict::Refused { .. });
-        self.unread.is_some() || self.content.as_ref().is_some_and(refused)
+        self.words().is_some()
     }
 
     fn may_hold(&self, name: &str) -> bool {
-        match (
-            &self.unread,
-            self.content.as_ref().map(|content| &content.verdict),
-        ) {
+        self.words()
+            .flatten()
+            .is_some_and(|words| words.contains(name))
+    }
+
+    /// The words of its present content, if that is not accepted; none of them if there was no looking into it.
+    #[expect(
+        clippy::option_option,
+        reason = "accepted and not looked into are not the same"
+    )]
+    fn words(&self) -> Option<Option<&BTreeSet<String>>> {
+        match (&self.unread, &self.content) {
+            (Some(Unread::Failed { may_hold, .. }), _) => Some(may_hold.as_ref()),
             (Some(Unread::Pending { words, .. }), _)
-            | (None, Some(Verdict::Refused { words, .. })) => words.contains(name),
-            (Some(Unread::Failed { may_hold, .. }), _) => {
-                may_hold.as_ref().is_some_and(|words| words.contains(name))
-            }
-            (None, Some(Verdict::Accepted { .. }) | None) => false,
+            | (
+                None,
+                Some(Content {
+                    verdict: Verdict::Refused { words, .. },
+                    ..
+                }),
+            ) => Some(Some(words)),
+            (
+                None,
+                Some(Content {
+                    verdict: Verdict::Accepted { .. },
+                    ..
+                })
+                | None,
+            ) => None,
         }
     }
 
@@ -119,7 +132,7 @@ impl FileState {
             (Some(Unread::Failed { problem, .. }), _) => std::slice::from_ref(problem),
             (Some(Unread::Pending { .. }), _) | (None, None) => &[],
             (None, Some(Verdict::Refused { problems, .. })) => problems,
-            (None, Some(Verdict::Accepted { duplicates })) => duplicates,
+            (None, Some(Verdict::Accepted { duplicates, .. })) => duplicates,
         }
     }
 }
@@ -249,7 +262,7 @@ impl Ledger {
                     .push((path, deployment, place));
             }
         }
-        let mut owned = BTreeMap::new();
+        let mut winners = BTreeMap::new();
         let mut duplicates = Vec::new();
         for (name, claims) in claims {
             let owner = self.owners.get(name).map(PathBuf::as_path);
@@ -273,13 +286,13 @@ impl Ledger {
             }
             for (n, (path, deployment, place)) in claims.into_iter().enumerate() {
                 if n == winner {
-                    owned.insert(name, deployment);
+                    winners.insert(name, deployment);
                 } else {
                     duplicates.push(read::duplicate(path, &deployment.name, place, &holder));
                 }
             }
         }
-        (owned, duplicates)
+        (winners, duplicates)
     }
 
     /// A file that cannot even be looked into may be where a name went that disappeared when the file came. Names that

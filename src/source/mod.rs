@@ -19,8 +19,11 @@ mod ledger;
 
 mod scan;
 
+mod check;
+
 mod watch;
 
+pub use check::{CheckedFile, check};
 pub use diagnose::Place;
 pub use folder::{Depth, FolderError, WorldWritable, check_folder};
 pub use read::{Ignored, Manifests, read_manifests, words_of};

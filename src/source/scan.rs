@@ -319,7 +319,13 @@ impl FileState {
     }
 
     /// Takes in its bytes: new ones, or the same with a new stamp.
-    fn take_in(&mut self, path: &Path, stamp: Option<Stamp>, bytes: &[u8], ledger: &Ledger) {
+    pub(super) fn take_in(
+        &mut self,
+        path: &Path,
+        stamp: Option<Stamp>,
+        bytes: &[u8],
+        ledger: &Ledger,
+    ) {
         self.unread = None;
         let hash = Sha256::digest(bytes).into();
         if let Some(content) = &mut self.content
@@ -346,6 +352,7 @@ impl FileState {
                     .collect();
                 Verdict::Accepted {
                     duplicates: manifests.duplicates,
+                    ignored: manifests.ignored,
                 }
             }
             Err(problems) => Verdict::Refused {
@@ -361,7 +368,7 @@ impl FileState {
     }
 
     /// Notes that it cannot be read.
-    fn fail(&mut self, path: &Path, stamp: Option<Stamp>, why: String) {
+    pub(super) fn fail(&mut self, path: &Path, stamp: Option<Stamp>, why: String) {
         if let Some(Unread::Failed {
             stamp: before,
             problem,
@@ -380,7 +387,7 @@ impl FileState {
     }
 }
 
-fn unreadable(path: &Path, message: String) -> Problem {
+pub(super) fn unreadable(path: &Path, message: String) -> Problem {
     let finding = Finding {
         place: None,
         path: None,

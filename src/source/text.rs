@@ -163,7 +163,7 @@ impl<'t> Lines<'t> {
     }
 
     /// The text from the beginning of a line on.
-    pub(super) fn from_line(&self, number: usize) -> &'t str {
+    pub(super) fn rest_at(&self, number: usize) -> &'t str {
         let line = self
             .lines
             .get(number.saturating_sub(1))
@@ -239,9 +239,9 @@ mod tests {
         assert_eq!(lines.lines, ["a", "b", "c", "", "d", ""]);
         assert_eq!(lines.get(3), (Some(3), "c"));
         assert_eq!(lines.get(7), (None, ""));
-        assert_eq!(lines.from_line(1), "a\r\nb\rc\n\u{2028}d\n");
-        assert_eq!(lines.from_line(3), "c\n\u{2028}d\n");
-        assert_eq!(lines.from_line(7), "");
+        assert_eq!(lines.rest_at(1), "a\r\nb\rc\n\u{2028}d\n");
+        assert_eq!(lines.rest_at(3), "c\n\u{2028}d\n");
+        assert_eq!(lines.rest_at(7), "");
         assert_eq!(Lines::of("a\r\näb").end(), (2, 3));
         assert_eq!(Lines::of("").end(), (1, 1));
     }

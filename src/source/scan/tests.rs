@@ -481,7 +481,7 @@ fn a_file_without_rights_keeps_its_deployments() {
     if !nix::unistd::geteuid().is_root() {
         world.remove("a.yaml");
         world.write("a.yaml", &manifest("a", "  priority: 1\n"));
-        fs::set_permissions(world.path("a.yaml"), fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(world.path("a.yaml"), fs::Permissions::from_mode(0o000)).unwrap();
         assert_eq!(
             world.scan().desired.deployments[&name("a")].spec.priority,
             0
