@@ -171,8 +171,12 @@ impl Core {
         }
     }
 
-    /// Effects whose end was never heard of count as ended. A resync notices: nothing waits for what does not happen.
-    fn give_up_lost_effects(&mut self, now: Timestamp) {
+    /// What time alone changes, at the beginning of each pass. An effect whose end was never heard of counts as ended; a
+    /// resync notices, because nothing waits for what does not happen.
+    pub fn catch_up(&mut self, now: Timestamp) {
+        for instance in self.observed.instances.values_mut() {
+            instance.health.since.get_or_insert(now);
+        }
         let is_over = |at: &mut Timestamp| *at + EFFECT_LIMIT <= now;
         for (name, began) in &mut self.began {
             let Some(instance) = self.observed.instances.get_mut(name) else {
@@ -197,10 +201,7 @@ impl Core {
         nonce: Uuid,
         records: &mut dyn Records,
     ) -> Pass {
-        self.give_up_lost_effects(now);
-        for instance in self.observed.instances.values_mut() {
-            instance.health.since.get_or_insert(now);
-        }
+        self.catch_up(now);
         let plan = plan::plan(Inputs {
             desired,
             observed: &self.observed,

@@ -114,11 +114,9 @@ impl Sim {
         if engine::support(spec, &self.inventory).is_err() {
             return Ok(());
         }
-        let execs = self.world.judge.execs.get(name).into_iter().flatten();
-        let ran = execs
-            .into_iter()
-            .any(|exec| exec.revision == file.revision);
-        if spec.restart_policy != RestartPolicy::Always && ran {
+        let attempts = self.world.judge.attempts.get(name);
+        let was_tried = attempts.is_some_and(|revisions| revisions.contains(&file.revision));
+        if spec.restart_policy != RestartPolicy::Always && was_tried {
             return Ok(());
         }
         if spec.port.is_some_and(|port| self.world.port_holder(port).is_some()) {

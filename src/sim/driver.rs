@@ -23,7 +23,7 @@ use crate::failure::ExitStatus;
 use crate::names::{InstanceName, LaunchId};
 use crate::observed::{Inventory, Liveness, Outcome, ProbeResult};
 use crate::order::ProbePurpose;
-use crate::plan::{Action, Settings};
+use crate::plan::{Action, Inputs, Settings, check};
 use crate::record::Launch;
 use crate::spec::RestartKey;
 
@@ -188,7 +188,11 @@ impl Sim {
             }
         }
         match &self.shell {
-            Some(shell) if is_woken || shell.wakes_at <= self.world.now => self.wake(),
+            Some(_) if is_woken => self.wake(),
+            Some(shell) if shell.wakes_at <= self.world.now => {
+                self.look_at_doubtful();
+                self.wake();
+            }
             None if self.restarts_at <= self.world.now => self.start(),
             Some(_) | None => {}
         }
@@ -273,6 +277,18 @@ impl Sim {
 
     fn inspect_all(&mut self) {
         for (name, launch) in self.launches() {
+            self.inspect(&name, &launch);
+        }
+    }
+
+    /// What could not be proven is looked at again at each deadline.
+    fn look_at_doubtful(&mut self) {
+        let instances = self.shell.iter().flat_map(|shell| &shell.core.observed().instances);
+        let doubtful: Vec<_> = instances
+            .filter(|(_, instance)| matches!(instance.liveness, Liveness::Unknown { .. }))
+            .filter_map(|(name, instance)| Some((name.clone(), instance.record.launch.clone()?)))
+            .collect();
+        for (name, launch) in doubtful {
             self.inspect(&name, &launch);
         }
     }
@@ -394,6 +410,8 @@ impl Sim {
         };
         self.world.judge.truth = shell.truth.clone();
         self.world.judge_pass();
+        shell.core.catch_up(now);
+        let before = shell.core.observed().clone();
         let pass = shell.core.pass(
             &shell.desired,
             &self.inventory,
@@ -405,6 +423,17 @@ impl Sim {
         if self.world.trace.is_some() {
             self.world.note(&format!("pass\n{}", pass.plan));
         }
+        let inputs = Inputs {
+            desired: &shell.desired,
+            observed: &before,
+            inventory: &self.inventory,
+            settings: &self.settings,
+            now,
+            nonce,
+        };
+        for violation in check::violations(inputs, &pass.plan) {
+            self.world.accuse(violation);
+        }
         if self.world.controller_died {
             return;
         }
@@ -413,7 +442,7 @@ impl Sim {
                 self.inspect(name, &launch);
             }
         }
-        let is_busy = pass.plan.is_change();
+        let is_busy = pass.is_busy;
         for (name, action) in pass.actions {
             if let Some(launch) = self.launch(&name) {
                 self.begin(name, launch, action);
@@ -664,7 +693,7 @@ impl Sim {
         self.world.note(&format!("outcome for {instance}: {outcome:?}"));
         self.inspect_launch(instance, launch);
         if matches!(outcome, Outcome::Failed(_)) {
-            self.world.judge.failed_launches.insert(launch);
+            self.world.judge_failure(instance, launch);
         }
         let Some(shell) = &mut self.shell else {
             return;

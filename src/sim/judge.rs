@@ -30,20 +30,17 @@ pub(super) struct Judge {
     pub truth: Truth,
     pub is_everything_to_stop: bool,
     /// Engines executed so far.
-    pub execs: BTreeMap<InstanceName, Vec<Exec>>,
+    pub execs: usize,
+    /// The revisions of which an engine ran, or failed to.
+    pub attempts: BTreeMap<InstanceName, BTreeSet<u32>>,
     /// Launches that were asked to end.
     pub stopped: BTreeSet<LaunchId>,
     /// Liveness probes in a row that this controller saw fail.
     failed_probes: BTreeMap<LaunchId, u32>,
     /// Launches of which the controller was told that they failed.
-    pub failed_launches: BTreeSet<LaunchId>,
+    failed_launches: BTreeSet<LaunchId>,
     recent_passes: VecDeque<Timestamp>,
     pub passes: usize,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Exec {
-    pub revision: u32,
 }
 
 /// The number that a manifest's every revision carries in its command line.
@@ -96,10 +93,9 @@ impl World {
                 self.accuse(format!("{} and {instance} both use {device}", other.instance));
             }
         }
-        let execs = self.judge.execs.entry(instance.clone()).or_default();
-        execs.push(Exec {
-            revision: *revision,
-        });
+        self.judge.execs += 1;
+        let attempts = self.judge.attempts.entry(instance.clone()).or_default();
+        attempts.insert(*revision);
     }
 
     /// Unified memory is shared.
@@ -204,10 +200,7 @@ impl World {
             StopReason::Removed => self.judge.truth.is_unwanted(name),
             StopReason::SpecChanged { .. } => {
                 let files = self.judge.truth.files.as_ref();
-                // As last seen, should the folder have gone away meanwhile.
-                let file = files
-                    .and_then(|files| files.get(&name.deployment))
-                    .or_else(|| self.folder.file_of(&name.deployment));
+                let file = files.and_then(|files| files.get(&name.deployment));
                 file.is_some_and(|file| file.revision != revision)
             }
             StopReason::StartupTimeout { .. } => self.now >= prepared_at + STARTUP_DEADLINE,
@@ -223,6 +216,15 @@ impl World {
         };
         if !is_true {
             self.accuse(format!("{name} is asked to end for a reason that is not true: {reason:?}"));
+        }
+    }
+
+    /// The controller is told how an attempt at a launch failed.
+    pub fn judge_failure(&mut self, name: &InstanceName, launch: LaunchId) {
+        self.judge.failed_launches.insert(launch);
+        if let Some(record) = self.disk.records.get(name) {
+            let revision = revision_of(&record.spec.args);
+            self.judge.attempts.entry(name.clone()).or_default().insert(revision);
         }
     }
 

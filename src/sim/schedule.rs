@@ -50,7 +50,7 @@ impl Sim {
             violations: judge.violations,
             trace: self.world.trace.unwrap_or_default(),
             passes: judge.passes,
-            execs: judge.execs.values().map(Vec::len).sum(),
+            execs: judge.execs,
         }
     }
 
@@ -79,7 +79,7 @@ impl Sim {
     /// Grows with whatever is started or stopped.
     fn activity(&self) -> usize {
         let judge = &self.world.judge;
-        judge.stopped.len() + judge.execs.values().map(Vec::len).sum::<usize>()
+        judge.stopped.len() + judge.execs
     }
 }
 
