@@ -121,8 +121,8 @@ impl Core {
         };
         instance.effect = None;
         instance.outcome = match outcome {
-            // These say that nothing is left to be written.
-            Outcome::Released | Outcome::Signalled { .. } => None,
+            // This says that nothing is left to be written.
+            Outcome::Signalled { .. } => None,
             news => Some(news),
         };
         true

@@ -114,9 +114,7 @@ impl Sim {
         if engine::support(spec, &self.inventory).is_err() {
             return Ok(());
         }
-        let attempts = self.world.judge.attempts.get(name);
-        let was_tried = attempts.is_some_and(|revisions| revisions.contains(&file.revision));
-        if spec.restart_policy != RestartPolicy::Always && was_tried {
+        if self.is_completed(name, file) {
             return Ok(());
         }
         if spec.port.is_some_and(|port| self.world.port_holder(port).is_some()) {
@@ -133,6 +131,23 @@ impl Sim {
             return Ok(());
         }
         Err(format!("{name} does not run, and nothing keeps it from running"))
+    }
+
+    /// Whether it was tried, and its policy leaves it so.
+    fn is_completed(&self, name: &InstanceName, file: &File) -> bool {
+        let attempts = self.world.judge.attempts.get(name);
+        let was_tried = attempts.is_some_and(|revisions| revisions.contains(&file.revision));
+        let Some(record) = self.world.disk.records.get(name).filter(|_| was_tried) else {
+            return false;
+        };
+        let last = record.history.last.as_ref();
+        let status = last.and_then(|last| last.cause.status());
+        record.launch.is_none()
+            && match file.deployment.spec.restart_policy {
+                RestartPolicy::Always => false,
+                RestartPolicy::OnFailure => status.is_some_and(|status| status.code == Some(0)),
+                RestartPolicy::Never => true,
+            }
     }
 
     fn lacks_devices(&self, file: &File) -> bool {

@@ -77,10 +77,6 @@ impl Folder {
         self.last_revision += 1;
         self.last_revision
     }
-
-    pub fn file_of(&self, name: &DeploymentName) -> Option<&File> {
-        self.files.values().find(|file| file.deployment.name == *name)
-    }
 }
 
 /// Removals wait this long for git at most.

@@ -33,6 +33,8 @@ pub(super) struct Judge {
     pub execs: usize,
     /// The revisions of which an engine ran, or failed to.
     pub attempts: BTreeMap<InstanceName, BTreeSet<u32>>,
+    /// When each launch was begun.
+    reserved_at: BTreeMap<LaunchId, Timestamp>,
     /// Launches that were asked to end.
     pub stopped: BTreeSet<LaunchId>,
     /// Liveness probes in a row that this controller saw fail.
@@ -178,6 +180,9 @@ impl World {
 
     /// Nothing is signalled whose record does not say so.
     pub fn judge_action(&mut self, name: &InstanceName, launch: &Launch, action: &Action) {
+        if matches!(action, Action::Prepare(_)) {
+            self.judge.reserved_at.insert(launch.id, self.now);
+        }
         let record = self.disk.records.get(name);
         let stop = record.and_then(|record| record.launch.as_ref()?.stop.as_ref());
         if matches!(action, Action::Signal { .. }) && stop.is_none() {
@@ -195,7 +200,7 @@ impl World {
         let Some(owner) = members.first().and_then(|process| process.owner.as_ref()) else {
             return;
         };
-        let (revision, prepared_at) = (owner.revision, owner.prepared_at);
+        let revision = owner.revision;
         let is_true = match reason {
             StopReason::Removed => self.judge.truth.is_unwanted(name),
             StopReason::SpecChanged { .. } => {
@@ -203,7 +208,10 @@ impl World {
                 let file = files.and_then(|files| files.get(&name.deployment));
                 file.is_some_and(|file| file.revision != revision)
             }
-            StopReason::StartupTimeout { .. } => self.now >= prepared_at + STARTUP_DEADLINE,
+            StopReason::StartupTimeout { .. } => {
+                let reserved_at = self.judge.reserved_at.get(&launch);
+                reserved_at.is_some_and(|at| self.now >= *at + STARTUP_DEADLINE)
+            }
             StopReason::Unhealthy { failures, .. } => {
                 let failed = self.judge.failed_probes.get(&launch).copied().unwrap_or(0);
                 *failures >= 3 && failed >= 3

@@ -59,7 +59,6 @@ impl World {
             revision: revision_of(&order.arguments),
             devices: visible_devices(order, inventory),
             port: order.port,
-            prepared_at: self.now,
         };
         let manner = self.manner();
         let pid = self.spawn(Part::Gate { opens_at: None }, Some(owner), manner);

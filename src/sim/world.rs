@@ -91,7 +91,6 @@ pub(super) struct Owner {
     pub revision: u32,
     pub devices: Vec<DeviceId>,
     pub port: Option<Port>,
-    pub prepared_at: Timestamp,
 }
 
 /// How a process behaves.
