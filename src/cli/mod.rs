@@ -48,7 +48,7 @@ use report::{Colour, Exit, Report, clean_end};
 #[derive(Debug, Parser)]
 #[command(name = "evenkeel", version, arg_required_else_help = true)]
 struct Cli {
-    /// The state folder [default: /var/lib/evenkeel for root, else evenkeel in XDG_STATE_HOME]
+    /// The state folder [default: /var/lib/evenkeel for root, else `$XDG_STATE_HOME/evenkeel`]
     #[arg(long, global = true, value_name = "DIR", env = "EVENKEEL_STATE_DIR")]
     state_dir: Option<PathBuf>,
     #[command(subcommand)]

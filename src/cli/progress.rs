@@ -3,7 +3,10 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Often enough to look alive.
+const TICK: Duration = Duration::from_millis(120);
 
 /// A line that turns while something goes on. Cheap to clone; all clones are the same line.
 #[derive(Clone)]
@@ -14,7 +17,7 @@ pub struct Progress {
 impl Progress {
     /// A line on stderr, hidden unless that is a terminal.
     pub fn new() -> Self {
-        let bar = ProgressBar::new_spinner();
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
         // The template is fixed, and a line without colours is still a line.
         if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
             bar.set_style(style);
@@ -24,16 +27,21 @@ impl Progress {
 
     /// Shows what is going on.
     pub fn show(&self, text: String) {
-        self.bar.enable_steady_tick(Duration::from_millis(120));
+        if self.bar.is_hidden() {
+            self.bar.reset();
+            // Stays hidden where that is not a terminal.
+            self.bar.set_draw_target(ProgressDrawTarget::stderr());
+        }
+        self.bar.enable_steady_tick(TICK);
         self.bar.set_message(text);
     }
 
     /// Nothing is going on.
     pub fn hide(&self) {
-        self.bar.disable_steady_tick();
-        self.bar.reset();
-        self.bar.set_message("");
-        self.bar.finish_and_clear();
+        if !self.bar.is_hidden() {
+            self.bar.finish_and_clear();
+            self.bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
     }
 }
 

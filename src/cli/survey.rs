@@ -227,12 +227,7 @@ impl InstanceView<'_> {
         if let Some(wait) = &self.step.wait {
             return match wait.reason {
                 plan::WaitReason::Ready => ("", String::new()),
-                _ => (
-                    wait.reason.word(),
-                    wait.to_string()
-                        .split_once(": ")
-                        .map_or_else(|| wait.to_string(), |(_, text)| text.to_owned()),
-                ),
+                _ => (wait.reason.word(), wait.sentence()),
             };
         }
         match &self.step.action {

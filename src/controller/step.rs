@@ -49,6 +49,14 @@ pub struct Pass {
     pub events: Vec<Event>,
     /// When to look again without a wake.
     pub deadline: Option<Timestamp>,
+    /// Whether anything was committed or started, probes aside: then the next pass may find more to do.
+    pub is_busy: bool,
+}
+
+impl Pass {
+    fn look_again(&mut self, at: Option<Timestamp>) {
+        self.deadline = self.deadline.into_iter().chain(at).min();
+    }
 }
 
 impl Core {
@@ -161,6 +169,9 @@ impl Core {
         nonce: Uuid,
         records: &mut dyn Records,
     ) -> Pass {
+        for instance in self.observed.instances.values_mut() {
+            instance.health.since.get_or_insert(now);
+        }
         let plan = plan::plan(Inputs {
             desired,
             observed: &self.observed,
@@ -169,10 +180,7 @@ impl Core {
             now,
             nonce,
         });
-        let mut pass = Pass {
-            deadline: plan.deadline,
-            ..Pass::default()
-        };
+        let mut pass = Pass::default();
         for (name, step) in &plan.steps {
             self.carry_out(name, step, now, records, &mut pass);
         }
@@ -214,13 +222,14 @@ impl Core {
                             message,
                         ));
                     }
-                    let retry = now + RETRY_WRITE;
-                    pass.deadline =
-                        Some(pass.deadline.map_or(retry, |deadline| deadline.min(retry)));
+                    // What the step waits for does not count: nothing of it has happened.
+                    pass.look_again(Some(now + RETRY_WRITE));
                     return;
                 }
             }
         }
+        pass.look_again(step.wait.as_ref().and_then(|wait| wait.until));
+        pass.is_busy |= step.is_change();
         pass.events.extend(step.events.iter().cloned());
         if let Some(action) = &step.action
             && let Some(instance) = self.observed.instances.get_mut(name)
@@ -285,7 +294,7 @@ impl Core {
             let is_new = before.is_none_or(|before| before.reason.word() != wait.reason.word());
             if let Some(reason) = event_of_wait(&wait.reason).filter(|_| is_new) {
                 pass.events
-                    .push(Event::of_instance(now, name, reason, wait.to_string()));
+                    .push(Event::of_instance(now, name, reason, wait.sentence()));
             }
             let has_launch = self
                 .observed
@@ -319,7 +328,6 @@ fn begin(instance: &mut Instance, action: &Action, now: Timestamp) {
         }
         Action::Probe { .. } => {
             instance.health.in_flight = true;
-            instance.health.since.get_or_insert(now);
         }
     }
 }
