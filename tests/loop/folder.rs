@@ -21,7 +21,7 @@ fn the_good_files_beside_a_broken_one_run_and_the_broken_one_is_reported() {
     daemon.put("c.yaml", &echo("c", free_port(), ""));
     daemon.ready("a");
     daemon.ready("c");
-    let told = daemon.wait_for_event("-", "ManifestInvalid");
+    let told = daemon.wait_for_event("b", "ManifestInvalid");
     assert!(told.contains("broken.yaml:6:11"), "{told}");
 
     let seen = daemon.get();

@@ -114,7 +114,7 @@ fn an_engine_that_never_turns_healthy_is_stopped_at_its_deadline_and_launched_ag
         panic!("{last:?}");
     };
     assert_eq!(*waited_seconds, 1);
-    assert!(last_probe.contains("503"), "{last_probe}");
+    assert!(last_probe.contains("loading model"), "{last_probe}");
     assert!(log_tail.contains("GET /health 503"), "{log_tail}");
     assert!(daemon.processes().is_empty());
 

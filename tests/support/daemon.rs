@@ -316,8 +316,18 @@ impl Daemon {
     }
 
     /// Waits until a deployment is ready, and gives its instances.
+    ///
+    /// A look by `get` may find it ready before its controller does; here the controller's word counts.
     pub fn ready(&self, deployment: &str) -> Vec<Value> {
-        self.in_state(deployment, "ready")
+        let seen = self.wait_for(&format!("{deployment} is ready"), |seen| {
+            item(seen, deployment).is_some_and(|item| {
+                item["status"]["state"] == "ready"
+                    && instances(seen, deployment)
+                        .iter()
+                        .all(|instance| instance["readyAt"].is_string())
+            })
+        });
+        instances(&seen, deployment)
     }
 
     /// Waits until a deployment is in a state, and gives its instances.
