@@ -16,7 +16,8 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::manifest::{
-    DeletionPolicy, Docker, EngineKind, Manifest, ManifestProbe, Options, RestartPolicy, Runtime, Strategy,
+    DeletionPolicy, Docker, EngineKind, Manifest, ManifestProbe, Options, RestartPolicy, Runtime,
+    Strategy,
 };
 use crate::names::{DeploymentName, InstanceName, Port};
 
@@ -295,6 +296,12 @@ impl InstanceSpec {
             ("spec.engine", json!(engine)),
             ("spec.model.servedName", json!(served_name)),
         ]);
+        // A count that says what goes without saying changes no key; on a host without accelerators it is refused.
+        let are_default = match devices {
+            DeviceRequest::Parallelism => true,
+            DeviceRequest::Count(count) => *count == self.parallelism(),
+            DeviceRequest::Ids(_) => false,
+        };
         let mut written = |path, is_default: bool, value: Value| {
             if !is_default {
                 fields.insert(path, value);
@@ -312,11 +319,7 @@ impl InstanceSpec {
         written("spec.command", command.is_none(), json!(command));
         written("spec.env", env.is_empty(), json!(env));
         written("spec.workingDir", working_dir.is_none(), json!(working_dir));
-        written(
-            "spec.devices",
-            *devices == DeviceRequest::Parallelism,
-            json!(devices),
-        );
+        written("spec.devices", are_default, json!(devices));
         written("spec.port", port.is_none(), json!(port));
         written("spec.docker", docker.is_none(), json!(docker));
         fields

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::report::{Exit, Report};
+use super::report::{Exit, Report, clean_end};
 use super::survey::{Scope, survey};
 use crate::plan::{Plan, RecordChange, Step};
 
@@ -59,9 +59,7 @@ pub async fn diff(
             .collect(),
         deadline: None,
     };
-    write!(out, "{shown}")
-        .and_then(|()| out.flush())
-        .map_err(written)?;
+    clean_end(write!(out, "{shown}").and_then(|()| out.flush())).map_err(written)?;
     Ok(
         match (survey.desired.problems.is_empty(), shown.is_change()) {
             (false, _) => ERROR,

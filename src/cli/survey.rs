@@ -16,10 +16,10 @@ use crate::desired::{Desired, Problem};
 use crate::devices;
 use crate::launch::Launcher;
 use crate::launch::process::ProcessLauncher;
-use crate::names::{DeploymentName, InstanceName};
-use crate::observed::{Instance, Inventory, Liveness, Observed, ProbeResult};
+use crate::names::{DeploymentName, InstanceName, Port};
+use crate::observed::{Instance, Inventory, Liveness, Observed, ProbeResult, Stranger};
 use crate::plan::{self, Inputs, Intent, Plan, Settings, Step, state::State};
-use crate::probe::Prober;
+use crate::probe::{Prober, port_holder};
 use crate::record::Record;
 use crate::source::Scanner;
 use crate::spec::Deployment;
@@ -95,8 +95,10 @@ pub async fn survey(state: &Path, scope: &Scope<'_>) -> Result<Survey, Report> {
     if scope.without_grace {
         settings.removal_grace = Duration::ZERO;
     }
+    let instances = observe(state, loaded.records, scope, now).await?;
     let observed = Observed {
-        instances: observe(state, loaded.records, scope, now).await?,
+        strangers: strangers(&desired, &instances),
+        instances,
         quarantined: loaded.quarantined,
         ..Observed::default()
     };
@@ -150,6 +152,25 @@ fn wishes(
     scanner.scan(now, &files).desired
 }
 
+/// Who else has the ports that manifests want exactly and nothing of ours holds.
+fn strangers(
+    desired: &Desired,
+    instances: &BTreeMap<InstanceName, Instance>,
+) -> BTreeMap<Port, Stranger> {
+    let launches = instances
+        .values()
+        .filter_map(|instance| instance.record.launch.as_ref());
+    let held: BTreeSet<Port> = launches.filter_map(|launch| launch.lease.port).collect();
+    let wanted: BTreeSet<Port> = desired
+        .deployments
+        .values()
+        .filter_map(|deployment| deployment.spec.port)
+        .collect();
+    let free = wanted.difference(&held);
+    free.filter_map(|port| Some((*port, port_holder(*port)?)))
+        .collect()
+}
+
 /// What runs, and how it is: each instance is asked once, all at the same time.
 async fn observe(
     state: &Path,
@@ -189,10 +210,17 @@ async fn observe(
         if let Ok((name, result)) = answer
             && let Some(instance) = instances.get_mut(&name)
         {
-            // One answer says all there is to say in one look.
-            instance.health.startup.count(now, result.clone());
-            instance.health.readiness.count(now, result.clone());
-            instance.health.liveness.count(now, result);
+            // One answer says all there is to say in one look. It never counts against the liveness: a look stops
+            // nothing.
+            let record = &instance.record;
+            let is_ready = record
+                .launch
+                .as_ref()
+                .is_some_and(|launch| launch.ready_at.is_some());
+            if is_ready || record.spec.startup_probe.is_none() {
+                instance.health.readiness.count(now, result.clone());
+            }
+            instance.health.startup.count(now, result);
             instance.health.in_flight = true;
         }
     }
@@ -252,7 +280,7 @@ impl InstanceView<'_> {
 
     /// What the last probe said, if it failed.
     pub fn failed_probe(&self) -> Option<&ProbeResult> {
-        let (_, result) = self.instance?.health.liveness.last.as_ref()?;
+        let (_, result) = self.instance?.health.readiness.last.as_ref()?;
         (*result != ProbeResult::Success).then_some(result)
     }
 }

@@ -42,8 +42,7 @@ use crate::plan::{Intent, Plan, Settings};
 use crate::probe::Prober;
 use crate::record::Launch;
 use crate::source::{
-    FolderChange, FolderChanges, Scan, Scanner, Watch,
-    WorldWritable, check_folder, watch,
+    FolderChange, FolderChanges, Scan, Scanner, Watch, WorldWritable, check_folder, watch,
 };
 use crate::store::{Controller as LockHolder, LockError, StateLock, Store};
 pub use options::{OnExit, Options, RunError};

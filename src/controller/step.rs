@@ -330,7 +330,10 @@ impl Core {
         let mut waiting_since = BTreeMap::new();
         for (name, wait) in &waits {
             let before = self.waits.get(name);
-            let is_new = before.is_none_or(|before| before.reason.word() != wait.reason.word());
+            let is_new = before.is_none_or(|before| match (&before.reason, &wait.reason) {
+                (WaitReason::Refused(before), WaitReason::Refused(now)) => before != now,
+                (before, now) => before.word() != now.word(),
+            });
             if let Some(reason) = event_of_wait(&wait.reason).filter(|_| is_new) {
                 pass.events
                     .push(Event::of_instance(now, name, reason, wait.sentence()));

@@ -72,6 +72,8 @@ pub fn state(instance: Option<&Instance>, step: &Step) -> State {
         (Some(_), Liveness::Gone { .. }) => State::Exited,
         (Some(_), Liveness::LeaderGone { .. }) => State::Stopping,
         (Some(_), Liveness::Alive) => {
+            let is_failing =
+                instance.health.readiness.failures > 0 || instance.health.liveness.failures > 0;
             match (&step.action, step.wait.as_ref().map(|wait| &wait.reason)) {
                 _ if launch.stop.is_some() => State::Stopping,
                 (Some(Action::Signal { .. }), _) => State::Stopping,
@@ -80,7 +82,7 @@ pub fn state(instance: Option<&Instance>, step: &Step) -> State {
                 (_, Some(WaitReason::Starting { .. })) => State::Starting,
                 (_, Some(WaitReason::Ready)) => State::Ready,
                 // What is decided says nothing of its health: an edit that waits, a manifest that is gone for a moment.
-                (_, _) if instance.health.liveness.failures > 0 => State::Unhealthy,
+                (_, _) if launch.ready_at.is_some() && is_failing => State::Unhealthy,
                 (_, _) if launch.ready_at.is_some() => State::Ready,
                 (_, _) => State::Starting,
             }

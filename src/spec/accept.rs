@@ -389,7 +389,6 @@ fn device_request(
     let ManifestDevices { count, ids } = devices.unwrap_or_default();
     match (count, ids) {
         (None, None) => DeviceRequest::Parallelism,
-        (Some(count), None) if count == parallelism => DeviceRequest::Parallelism,
         (Some(count), None) => {
             if parallelism > 1 && count < parallelism {
                 problems.push(

@@ -4,6 +4,7 @@
     reason = "every test file compiles all of it and uses a part"
 )]
 
+pub mod daemon;
 pub mod gguf;
 pub mod http;
 pub mod launcher;
