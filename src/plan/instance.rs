@@ -718,8 +718,35 @@ pub(super) fn changed(record: Cow<'_, Record>) -> Option<RecordChange> {
     }
 }
 
-/// The record with everything a manifest may change without a relaunch, and the key it is to be launched from.
+/// The record of what runs, with everything a manifest may change without a relaunch. `deployment` has its restart key.
 fn refreshed<'a>(record: Cow<'a, Record>, deployment: &Deployment) -> Cow<'a, Record> {
+    if record.spec.has_same_live_fields(&deployment.spec)
+        && record.source == deployment.source
+        && record.metadata == deployment.labels
+    {
+        return record;
+    }
+    Cow::Owned(taken_over(record, deployment))
+}
+
+/// The record of an instance that does not run, as the manifest wishes it: a changed manifest begins a new history.
+fn renewed<'a>(record: Cow<'a, Record>, deployment: &Deployment) -> Cow<'a, Record> {
+    if record.restart_key != deployment.restart_key {
+        return Cow::Owned(Record {
+            history: History::default(),
+            ..taken_over(record, deployment)
+        });
+    }
+    if record.spec == deployment.spec
+        && record.source == deployment.source
+        && record.metadata == deployment.labels
+    {
+        return record;
+    }
+    Cow::Owned(taken_over(record, deployment))
+}
+
+fn taken_over(record: Cow<'_, Record>, deployment: &Deployment) -> Record {
     // Without `..`: a new field makes the compiler ask whether it is taken over.
     let Deployment {
         name: _,
@@ -728,33 +755,13 @@ fn refreshed<'a>(record: Cow<'a, Record>, deployment: &Deployment) -> Cow<'a, Re
         spec,
         restart_key,
     } = deployment;
-    if record.source == *source
-        && record.restart_key == *restart_key
-        && record.metadata == *labels
-        && record.spec == *spec
-    {
-        return record;
-    }
-    Cow::Owned(Record {
+    Record {
         metadata: labels.clone(),
         source: source.clone(),
         spec: spec.clone(),
         restart_key: restart_key.clone(),
         ..record.into_owned()
-    })
-}
-
-/// The record of an instance that does not run, as the manifest wishes it: a changed manifest begins a new history.
-fn renewed<'a>(record: Cow<'a, Record>, deployment: &Deployment) -> Cow<'a, Record> {
-    let is_same = deployment.restart_key == record.restart_key;
-    let record = refreshed(record, deployment);
-    if is_same {
-        return record;
     }
-    Cow::Owned(Record {
-        history: History::default(),
-        ..record.into_owned()
-    })
 }
 
 impl Step {

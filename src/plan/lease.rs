@@ -24,8 +24,8 @@ pub const STRANGER_MEMORY: Duration = Duration::from_secs(10);
 
 /// Grants what can be granted, and says for each other candidate what it waits for.
 ///
-/// First the holders, whose launch ended in this very pass: what they held is theirs until their turn. Who cannot be
-/// served so gives it up and queues with the newcomers.
+/// First the holders, whose launch ended in this very pass: what they held is theirs until their turn. Who needs other
+/// devices gives them up and queues with the newcomers.
 pub(super) fn grant<'a>(
     inputs: Inputs<'a>,
     steps: &mut BTreeMap<InstanceName, Step>,
@@ -43,7 +43,7 @@ pub(super) fn grant<'a>(
         let name = candidate.record.name.clone();
         let released = ledger.release(&name);
         match ledger.lease_for(&candidate) {
-            Ok(lease) => {
+            Ok(lease) if is_within_held(&lease, &candidate) => {
                 let step = launch(inputs, candidate, lease);
                 ledger.hold_step(&step);
                 steps.insert(name, step);
@@ -59,7 +59,7 @@ pub(super) fn grant<'a>(
                     },
                 );
             }
-            Err(_) => newcomers.push(candidate),
+            Ok(_) | Err(_) => newcomers.push(candidate),
         }
     }
     newcomers.sort_by_cached_key(turn);
@@ -77,6 +77,13 @@ pub(super) fn grant<'a>(
         ledger.hold_step(&step);
         steps.insert(name, step);
     }
+}
+
+/// Whether a holder needs no other devices than it held. A free port is no more than one of many.
+fn is_within_held(lease: &Lease, candidate: &Candidate<'_>) -> bool {
+    let held = candidate.held.iter().flat_map(|held| &held.devices);
+    let held: BTreeSet<_> = held.map(|device| &device.id).collect();
+    lease.devices.iter().all(|device| held.contains(&device.id))
 }
 
 /// Who is served first: higher priority, then longer waiting, then the name.
