@@ -125,7 +125,9 @@ impl Sim {
         }
         let needs_devices = engine::devices_needed(spec, &self.inventory) > 0;
         let is_overtaken = waiting.iter().any(|(_, other)| {
-            other.deployment.spec.priority > spec.priority && self.lacks_devices(other)
+            other.deployment.spec.priority > spec.priority
+                && engine::support(&other.deployment.spec, &self.inventory).is_ok()
+                && self.lacks_devices(other)
         });
         if needs_devices && is_overtaken {
             return Ok(());

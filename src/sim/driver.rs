@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::folder::{Folder, Scanner, Truth};
 use super::launcher::Mishap;
-use super::world::{Ended, World};
+use super::world::{Ended, Gate, World};
 use super::{Mutant, Random};
 use crate::controller::step::Core;
 use crate::desired::Desired;
@@ -70,7 +70,7 @@ pub(super) struct Shell {
 
 #[derive(Default)]
 struct Slot {
-    gate: Option<u32>,
+    gate: Option<Gate>,
     seen: Option<ExitStatus>,
     watch: Watch,
 }
@@ -91,13 +91,13 @@ enum Flight {
         instance: InstanceName,
         launch: Launch,
         action: Action,
-        gate: Option<u32>,
+        gate: Option<Gate>,
     },
     Outcome {
         instance: InstanceName,
         launch: LaunchId,
         outcome: Outcome,
-        gate: Option<u32>,
+        gate: Option<Gate>,
     },
     Probed {
         instance: InstanceName,
@@ -536,7 +536,7 @@ impl Sim {
     }
 
     /// An effect takes place.
-    fn take_place(&mut self, instance: InstanceName, launch: &Launch, action: Action, gate: Option<u32>) {
+    fn take_place(&mut self, instance: InstanceName, launch: &Launch, action: Action, gate: Option<Gate>) {
         let mishap = self.mishap();
         let what = verb(&action);
         if let Some(mishap) = mishap {
@@ -688,7 +688,7 @@ impl Sim {
         instance: &InstanceName,
         launch: LaunchId,
         outcome: Outcome,
-        gate: Option<u32>,
+        gate: Option<Gate>,
     ) {
         self.world.note(&format!("outcome for {instance}: {outcome:?}"));
         self.inspect_launch(instance, launch);

@@ -61,7 +61,8 @@ impl World {
     /// No engine runs past its gate that no record names, none beside an earlier one of the same instance, and none on
     /// what another holds.
     pub fn judge_exec(&mut self, pid: u32) {
-        let Some(owner) = self.processes.get(&pid).and_then(|process| process.owner.clone()) else {
+        let process = self.processes.get(&pid).filter(|process| !process.is_orphan);
+        let Some(owner) = process.and_then(|process| process.owner.clone()) else {
             return;
         };
         let Owner {

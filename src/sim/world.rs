@@ -143,6 +143,13 @@ impl Process {
     }
 }
 
+/// The controller's end of the pipe to a gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Gate {
+    pub pid: u32,
+    pub ticks: u64,
+}
+
 /// Something of a launch ended; the status is the leader's.
 pub(super) struct Ended {
     pub launch: LaunchId,
@@ -422,30 +429,35 @@ impl World {
 
     /// The controller is gone: the pipes to the gates close, and those that wait leave.
     pub fn close_pipes(&mut self) {
-        let waiting: Vec<u32> = self
+        let waiting: Vec<Gate> = self
             .processes
             .iter()
-            .filter(|(_, process)| matches!(process.part, Part::Gate { opens_at: None }))
-            .map(|(pid, _)| *pid)
+            .map(|(&pid, process)| Gate {
+                pid,
+                ticks: process.ticks,
+            })
             .collect();
-        for pid in waiting {
-            self.call_off(pid);
+        for gate in waiting {
+            self.call_off(gate);
         }
     }
 
+    /// What waits at the other end of a pipe.
+    pub fn behind(&mut self, gate: Gate) -> Option<&mut Process> {
+        let process = self.processes.get_mut(&gate.pid)?;
+        let is_it = process.ticks == gate.ticks && process.part == Part::Gate { opens_at: None };
+        is_it.then_some(process)
+    }
+
     /// The pipe to this gate closes.
-    pub fn call_off(&mut self, pid: u32) {
-        let is_waiting = self
-            .processes
-            .get(&pid)
-            .is_some_and(|process| matches!(process.part, Part::Gate { opens_at: None }));
-        if is_waiting {
+    pub fn call_off(&mut self, gate: Gate) {
+        if self.behind(gate).is_some() {
             let delay = if self.random.chance(10) {
                 self.random.millis(100, 3000)
             } else {
                 self.random.millis(1, 20)
             };
-            self.end(pid, delay, exited(125));
+            self.end(gate.pid, delay, exited(125));
         }
     }
 
