@@ -135,3 +135,6 @@ pub mod cli;
 
 #[cfg(test)]
 pub mod testing;
+
+#[cfg(test)]
+mod sim;

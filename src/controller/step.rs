@@ -24,14 +24,26 @@ use crate::store::Records;
 /// A record that could not be written is tried again this soon: a full disk is not emptied in milliseconds.
 const RETRY_WRITE: Duration = Duration::from_secs(5);
 
+/// Every effect ends by itself, the slowest after half a minute. One whose end was not heard of for this long was lost (its
+/// task broke off), and what it did is looked for anew.
+const EFFECT_LIMIT: Duration = Duration::from_secs(60);
+
 /// What is known of every instance, and how it changes.
 #[derive(Debug, Default)]
 pub struct Core {
     observed: Observed,
+    /// When the last lifecycle effect and the last probe of each instance began.
+    began: BTreeMap<InstanceName, Began>,
     /// What each instance waited for in the last pass: a person is told of a wait once.
     waits: BTreeMap<InstanceName, Wait>,
     /// Whose record could not be written, so that a person is told once.
     unwritten: BTreeMap<InstanceName, String>,
+}
+
+#[derive(Debug, Default)]
+struct Began {
+    effect: Option<Timestamp>,
+    probe: Option<Timestamp>,
 }
 
 /// What a pass came to.
@@ -109,8 +121,8 @@ impl Core {
         };
         instance.effect = None;
         instance.outcome = match outcome {
-            // These say that nothing is left to be written.
-            Outcome::Released | Outcome::Signalled { .. } => None,
+            // This says that nothing is left to be written.
+            Outcome::Signalled { .. } => None,
             news => Some(news),
         };
         true
@@ -159,6 +171,26 @@ impl Core {
         }
     }
 
+    /// What time alone changes, at the beginning of each pass. An effect whose end was never heard of counts as ended; a
+    /// resync notices, because nothing waits for what does not happen.
+    pub fn catch_up(&mut self, now: Timestamp) {
+        for instance in self.observed.instances.values_mut() {
+            instance.health.since.get_or_insert(now);
+        }
+        let is_over = |at: &mut Timestamp| *at + EFFECT_LIMIT <= now;
+        for (name, began) in &mut self.began {
+            let Some(instance) = self.observed.instances.get_mut(name) else {
+                continue;
+            };
+            if began.effect.take_if(is_over).is_some() {
+                instance.effect = None;
+            }
+            if began.probe.take_if(is_over).is_some() {
+                instance.health.in_flight = false;
+            }
+        }
+    }
+
     /// Decides, commits the records, and hands out the effects.
     pub fn pass(
         &mut self,
@@ -169,9 +201,7 @@ impl Core {
         nonce: Uuid,
         records: &mut dyn Records,
     ) -> Pass {
-        for instance in self.observed.instances.values_mut() {
-            instance.health.since.get_or_insert(now);
-        }
+        self.catch_up(now);
         let plan = plan::plan(Inputs {
             desired,
             observed: &self.observed,
@@ -235,6 +265,14 @@ impl Core {
             && let Some(instance) = self.observed.instances.get_mut(name)
         {
             begin(instance, action, now);
+            let began = self.began.entry(name.clone()).or_default();
+            match action {
+                Action::Probe { .. } => began.probe = Some(now),
+                Action::Prepare(_)
+                | Action::Release { .. }
+                | Action::Resolve { .. }
+                | Action::Signal { .. } => began.effect = Some(now),
+            }
             pass.actions.push((name.clone(), action.clone()));
         }
     }
@@ -251,6 +289,7 @@ impl Core {
         let record = match change {
             RecordChange::Forget => {
                 self.observed.instances.remove(name);
+                self.began.remove(name);
                 pass.forgotten.push(name.clone());
                 return;
             }

@@ -4,7 +4,6 @@ use super::args::Argument;
 use super::{Engine, Facts, Refusal};
 use crate::names::Port;
 use crate::observed::Inventory;
-use crate::order::Program;
 use crate::spec::InstanceSpec;
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ pub struct Command;
 impl Engine for Command {
     fn facts(&self) -> Facts {
         Facts {
-            program: Program::Named(String::new()),
+            program: Some(""),
             base_port: 9000,
             health_path: None,
             // Nothing is known of it, so it is given what the slowest known engine needs.

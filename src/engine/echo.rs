@@ -4,7 +4,6 @@ use super::args::Argument;
 use super::{Engine, Facts, Refusal};
 use crate::names::Port;
 use crate::observed::Inventory;
-use crate::order::Program;
 use crate::spec::{InstanceSpec, ModelLocation};
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ pub struct Echo;
 impl Engine for Echo {
     fn facts(&self) -> Facts {
         Facts {
-            program: Program::Own,
+            program: None,
             base_port: 8900,
             health_path: Some("/health"),
             startup_deadline: Duration::from_mins(1),

@@ -5,7 +5,6 @@ use super::{Engine, Facts, Refusal};
 use crate::manifest::EngineKind;
 use crate::names::Port;
 use crate::observed::Inventory;
-use crate::order::Program;
 use crate::spec::InstanceSpec;
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ pub struct Later(pub EngineKind);
 impl Engine for Later {
     fn facts(&self) -> Facts {
         Facts {
-            program: Program::Named(self.0.to_string()),
+            program: Some(self.0.as_str()),
             base_port: 8000,
             health_path: Some("/health"),
             startup_deadline: Duration::from_mins(15),

@@ -4,7 +4,6 @@ use super::args::Argument;
 use super::{Engine, Facts, Knob, Refusal};
 use crate::names::Port;
 use crate::observed::Inventory;
-use crate::order::Program;
 use crate::spec::{InstanceSpec, ModelLocation};
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ pub struct LlamaCpp;
 impl Engine for LlamaCpp {
     fn facts(&self) -> Facts {
         Facts {
-            program: Program::Named("llama-server".to_owned()),
+            program: Some("llama-server"),
             base_port: 8081,
             health_path: Some("/health"),
             startup_deadline: Duration::from_mins(10),

@@ -56,10 +56,10 @@ pub trait Engine: Sync {
 }
 
 /// What does not depend on the manifest.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct Facts {
-    /// What to execute when the manifest names no binary.
-    pub program: Program,
+    /// What to execute when the manifest names no binary; none: evenkeel itself.
+    pub program: Option<&'static str>,
     /// The first port to try.
     pub base_port: u16,
     /// Where it tells its health; none for an engine without such a place.
@@ -355,14 +355,33 @@ fn mentions_port(spec: &InstanceSpec) -> bool {
         .any(|text| text.contains("$(PORT)"))
 }
 
+/// A [`ProbeMethod`] that is only looked at: every pass thinks of every instance's probes, and few are due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question<'a> {
+    /// GET this path.
+    HttpGet(&'a str),
+    /// Connect.
+    TcpConnect,
+}
+
+impl Question<'_> {
+    /// As an effect takes it.
+    pub fn method(self) -> ProbeMethod {
+        match self {
+            Self::HttpGet(path) => ProbeMethod::HttpGet {
+                path: path.to_owned(),
+            },
+            Self::TcpConnect => ProbeMethod::TcpConnect,
+        }
+    }
+}
+
 /// How an instance is asked how it is, when the manifest does not say: its health path, else a connection where it uses
 /// `$(PORT)`, else not at all.
-pub fn default_probe(spec: &InstanceSpec) -> Option<ProbeMethod> {
+pub fn default_probe(spec: &InstanceSpec) -> Option<Question<'static>> {
     match engine(spec.engine).facts().health_path {
-        Some(path) => Some(ProbeMethod::HttpGet {
-            path: path.to_owned(),
-        }),
-        None if mentions_port(spec) || spec.port.is_some() => Some(ProbeMethod::TcpConnect),
+        Some(path) => Some(Question::HttpGet(path)),
+        None if mentions_port(spec) || spec.port.is_some() => Some(Question::TcpConnect),
         None => None,
     }
 }
@@ -434,7 +453,8 @@ pub fn command_line(spec: &InstanceSpec, port: Option<Port>) -> (Program, Vec<St
         }
     }
     ours.extend(engine.closing_arguments());
-    let program = spec.binary.clone().map_or(facts.program, Program::Named);
+    let named = spec.binary.as_deref().or(facts.program);
+    let program = named.map_or(Program::Own, |name| Program::Named(name.to_owned()));
     (
         program,
         args::merge(ours, &filled(&spec.args), facts.aliases),

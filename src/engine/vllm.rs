@@ -4,7 +4,6 @@ use super::args::Argument;
 use super::{Engine, Facts, Knob, Refusal};
 use crate::names::Port;
 use crate::observed::{DeviceKind, Inventory};
-use crate::order::Program;
 use crate::spec::{EnvValue, EnvVar, InstanceSpec, ModelLocation};
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ pub struct Vllm;
 impl Engine for Vllm {
     fn facts(&self) -> Facts {
         Facts {
-            program: Program::Named("vllm".to_owned()),
+            program: Some("vllm"),
             base_port: 8000,
             health_path: Some("/health"),
             // Large models load and compile for a quarter of an hour.

@@ -7,11 +7,11 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::Settings;
-use crate::engine;
+use crate::engine::{self, Question};
 use crate::manifest::ManifestProbe;
 use crate::names::LaunchId;
 use crate::observed::{Health, ProbeCount};
-use crate::order::{ProbeMethod, ProbePurpose, ProbeRequest};
+use crate::order::{ProbePurpose, ProbeRequest};
 use crate::record::{Launch, StopReason};
 use crate::spec::InstanceSpec;
 
@@ -50,9 +50,9 @@ pub enum Verdict {
 }
 
 /// A probe with every number filled in.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Probe {
-    method: ProbeMethod,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Probe<'a> {
+    question: Question<'a>,
     initial_delay: Duration,
     period: Duration,
     timeout: Duration,
@@ -69,14 +69,24 @@ const FAILURE_THRESHOLD: u32 = 3;
 /// The first probes come quickly, because small models load in milliseconds: a quarter of the wait so far, at least this.
 const STARTUP_PROBE_FLOOR: Duration = Duration::from_millis(50);
 
-impl Probe {
+/// What a manifest that says nothing writes.
+const UNWRITTEN: ManifestProbe = ManifestProbe {
+    http_get: None,
+    tcp_socket: None,
+    initial_delay_seconds: None,
+    period_seconds: None,
+    timeout_seconds: None,
+    failure_threshold: None,
+    success_threshold: None,
+};
+
+impl<'a> Probe<'a> {
     /// The probe of the manifest, its gaps filled from the engine. None where nothing says how to ask.
     fn of(
-        written: Option<&ManifestProbe>,
+        written: Option<&'a ManifestProbe>,
         spec: &InstanceSpec,
         period_seconds: u32,
     ) -> Option<Self> {
-        let standard = ManifestProbe::default();
         let ManifestProbe {
             http_get,
             tcp_socket,
@@ -85,25 +95,21 @@ impl Probe {
             timeout_seconds,
             failure_threshold,
             success_threshold,
-        } = written.unwrap_or(&standard);
-        let method = match (http_get, tcp_socket) {
-            (Some(get), _) => ProbeMethod::HttpGet {
-                path: get
-                    .path
-                    .clone()
-                    .unwrap_or_else(|| match engine::default_probe(spec) {
-                        Some(ProbeMethod::HttpGet { path }) => path,
-                        Some(ProbeMethod::TcpConnect) | None => "/".to_owned(),
-                    }),
+        } = written.unwrap_or(&UNWRITTEN);
+        let question = match (http_get, tcp_socket) {
+            (Some(get), _) => match (&get.path, engine::default_probe(spec)) {
+                (Some(path), _) => Question::HttpGet(path),
+                (None, Some(standard @ Question::HttpGet(_))) => standard,
+                (None, Some(Question::TcpConnect) | None) => Question::HttpGet("/"),
             },
-            (None, Some(_)) => ProbeMethod::TcpConnect,
+            (None, Some(_)) => Question::TcpConnect,
             (None, None) => engine::default_probe(spec)?,
         };
         let seconds = |written: Option<u32>, standard: u32| {
             Duration::from_secs(written.unwrap_or(standard).max(1).into())
         };
         Some(Self {
-            method,
+            question,
             initial_delay: Duration::from_secs(initial_delay_seconds.unwrap_or(0).into()),
             period: seconds(*period, period_seconds),
             timeout: seconds(*timeout_seconds, TIMEOUT_SECONDS),
@@ -115,7 +121,7 @@ impl Probe {
     fn request(&self, purpose: ProbePurpose, launch: &Launch) -> Option<ProbeRequest> {
         Some(ProbeRequest {
             purpose,
-            method: self.method.clone(),
+            method: self.question.method(),
             port: launch.lease.port?,
             timeout: self.timeout,
         })
@@ -129,6 +135,15 @@ pub fn startup_deadline(spec: &InstanceSpec, settings: &Settings) -> Duration {
         (None, Some(deadline)) => deadline,
         (None, None) => engine::engine(spec.engine).facts().startup_deadline,
     }
+}
+
+/// When a launch has used half of its time: from then on it does not count as starting, so that slow loaders block nobody.
+pub fn half_way(spec: &InstanceSpec, launch: &Launch, settings: &Settings) -> Timestamp {
+    let started_at = launch.started_at.unwrap_or(launch.reserved_at);
+    // Only a record that was tampered with is so far ahead.
+    started_at
+        .checked_add(startup_deadline(spec, settings) / 2)
+        .unwrap_or(Timestamp::MAX)
 }
 
 /// Judges an instance whose leader is alive.
@@ -197,13 +212,18 @@ fn judge_start(
             .as_ref()
             .is_some_and(|written| written.failure_threshold.is_some())
         && count.failures >= probe.failure_threshold;
-    if now >= deadline || tries_are_over {
-        return quiet(Verdict::Stop(StopReason::StartupTimeout {
-            waited_seconds: now.duration_since(started_at).unsigned_abs().as_secs(),
-            last_probe: count.last_text(),
-        }));
-    }
     let waited = now.duration_since(started_at).unsigned_abs();
+    let verdict = if now >= deadline || tries_are_over {
+        Verdict::Stop(StopReason::StartupTimeout {
+            waited_seconds: waited.as_secs(),
+            last_probe: count.last_text(),
+        })
+    } else {
+        Verdict::Starting {
+            deadline,
+            last_probe: count.last_text(),
+        }
+    };
     let interval = match &spec.startup_probe {
         Some(written) if written.period_seconds.is_some() => probe.period,
         Some(_) | None => (waited / 4).clamp(STARTUP_PROBE_FLOOR, probe.period),
@@ -212,17 +232,13 @@ fn judge_start(
         None => started_at + probe.initial_delay,
         Some((at, _)) => *at + interval,
     };
-    let verdict = Verdict::Starting {
-        deadline,
-        last_probe: count.last_text(),
-    };
     ask_when_due(
         verdict,
-        &[(due, purpose, &probe)],
+        [Some((due, purpose, &probe)), None],
         launch,
         health,
         now,
-        Some(deadline),
+        Some(deadline).filter(|deadline| *deadline > now),
     )
 }
 
@@ -238,18 +254,23 @@ fn judge_running(
         .readiness_probe
         .as_ref()
         .and_then(|written| Probe::of(Some(written), spec, LIVENESS_PERIOD_SECONDS));
-    if let Some(probe) = &liveness
-        && health.liveness.failures >= probe.failure_threshold
-    {
-        return quiet(Verdict::Stop(StopReason::Unhealthy {
+    // A count says nothing once its probe is no longer in the manifest: nobody would ever ask again.
+    let counted = [
+        readiness.as_ref().map(|_| &health.readiness),
+        liveness.as_ref().map(|_| &health.liveness),
+    ];
+    let failing = counted
+        .into_iter()
+        .flatten()
+        .find(|count| count.failures > 0);
+    let is_dead = liveness
+        .as_ref()
+        .is_some_and(|probe| health.liveness.failures >= probe.failure_threshold);
+    let verdict = match failing {
+        _ if is_dead => Verdict::Stop(StopReason::Unhealthy {
             failures: health.liveness.failures,
             last_probe: health.liveness.last_text(),
-        }));
-    }
-    let failing = [&health.readiness, &health.liveness]
-        .into_iter()
-        .find(|count| count.failures > 0);
-    let verdict = match failing {
+        }),
         Some(count) => Verdict::NotReady {
             last_probe: count.last_text(),
         },
@@ -263,18 +284,17 @@ fn judge_running(
             health.since.unwrap_or(ready_at).max(ready_at) + phase(launch.id, probe.period)
         }
     };
-    let mut questions = Vec::with_capacity(2);
-    if let Some(probe) = &liveness {
-        questions.push((due(&health.liveness, probe), ProbePurpose::Liveness, probe));
-    }
-    if let Some(probe) = &readiness {
-        questions.push((
+    let liveness = liveness
+        .as_ref()
+        .map(|probe| (due(&health.liveness, probe), ProbePurpose::Liveness, probe));
+    let readiness = readiness.as_ref().map(|probe| {
+        (
             due(&health.readiness, probe),
             ProbePurpose::Readiness,
             probe,
-        ));
-    }
-    ask_when_due(verdict, &questions, launch, health, now, None)
+        )
+    });
+    ask_when_due(verdict, [liveness, readiness], launch, health, now, None)
 }
 
 fn quiet(verdict: Verdict) -> Checkup {
@@ -285,16 +305,17 @@ fn quiet(verdict: Verdict) -> Checkup {
     }
 }
 
-/// The question that has been due longest, or when the next one is.
+/// The question that has been due longest, or when the next one is. Asked even of what must be stopped: it goes on
+/// running while its deployment is paused.
 fn ask_when_due(
     verdict: Verdict,
-    questions: &[(Timestamp, ProbePurpose, &Probe)],
+    questions: [Option<(Timestamp, ProbePurpose, &Probe<'_>)>; 2],
     launch: &Launch,
     health: &Health,
     now: Timestamp,
     deadline: Option<Timestamp>,
 ) -> Checkup {
-    let first = questions.iter().min_by_key(|(due, _, _)| *due);
+    let first = questions.iter().flatten().min_by_key(|(due, _, _)| *due);
     let probe = first
         .filter(|(due, _, _)| !health.in_flight && *due <= now)
         .and_then(|(_, purpose, probe)| probe.request(*purpose, launch));

@@ -2,6 +2,7 @@
 //!
 //! Relaunch is not an action. It is a stop now, and a launch in a later pass, once the instance is observed gone.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -26,26 +27,24 @@ use crate::spec::Deployment;
     clippy::large_enum_variant,
     reason = "moved once, and boxing would cost an allocation per waiting instance"
 )]
-pub(super) enum Decision {
+pub(super) enum Decision<'a> {
     /// This.
     Step(Step),
     /// It is to be launched, if devices, port and the launch limit allow.
-    Launch(Candidate),
+    Launch(Candidate<'a>),
 }
 
-impl From<Step> for Decision {
+impl From<Step> for Decision<'_> {
     fn from(step: Step) -> Self {
         Self::Step(step)
     }
 }
 
 /// An instance that is to be launched.
-pub(super) struct Candidate {
-    /// Its record as it will be, still without the launch.
-    pub record: Record,
-    /// Whether the record on disk says something else.
-    pub is_changed: bool,
-    /// What its last launch held, if that ended in this very pass: a holder keeps its lease.
+pub(super) struct Candidate<'a> {
+    /// Its record as it will be, still without the launch; borrowed where it is as on disk.
+    pub record: Cow<'a, Record>,
+    /// What its last launch held and may go on holding, if that ended in this very pass.
     pub held: Option<Lease>,
     /// Since when it has been waiting.
     pub since: Timestamp,
@@ -70,11 +69,11 @@ const PROOF_INTERVAL: Duration = Duration::from_secs(10);
 const UNKNOWN_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Decides for a wanted instance that has no record.
-pub(super) fn decide_absent(
+pub(super) fn decide_absent<'a>(
     inputs: Inputs<'_>,
     name: &InstanceName,
     deployment: &Deployment,
-) -> Decision {
+) -> Decision<'a> {
     if let Folder::Unavailable { why } = &inputs.desired.folder {
         return waiting(WaitReason::DesiredUnavailable { why: why.clone() }, None).into();
     }
@@ -88,7 +87,7 @@ pub(super) fn decide_absent(
         return waiting(WaitReason::Refused(failure), None).into();
     }
     Decision::Launch(Candidate {
-        record: Record {
+        record: Cow::Owned(Record {
             version: RECORD_VERSION,
             name: name.clone(),
             node: inputs.settings.node.clone(),
@@ -98,50 +97,87 @@ pub(super) fn decide_absent(
             restart_key: deployment.restart_key.clone(),
             launch: None,
             history: History::default(),
-        },
-        is_changed: true,
+        }),
         held: None,
-        since: inputs
-            .observed
-            .waiting_since
-            .get(name)
-            .copied()
-            .unwrap_or(inputs.now),
+        since: waiting_since(inputs, name),
         events: Vec::new(),
     })
 }
 
 /// Decides for an instance that has a record.
-pub(super) fn decide(inputs: Inputs<'_>, instance: &Instance, wish: Wish<'_>) -> Decision {
-    let cx = Context { inputs, instance };
+pub(super) fn decide<'a>(
+    inputs: Inputs<'a>,
+    instance: &'a Instance,
+    wish: Wish<'a>,
+) -> Decision<'a> {
     let Some(launch) = &instance.record.launch else {
-        return cx.decide_idle(instance.record.clone(), None, Vec::new(), wish);
+        let cx = Context { inputs, instance };
+        return cx.decide_idle(Cow::Borrowed(&instance.record), None, Vec::new(), wish);
     };
     if let Some(kind) = instance.effect {
         return waiting(WaitReason::Effect(kind), None).into();
     }
-    match &instance.outcome {
-        Some(Outcome::Prepared(handle)) => cx.let_run(launch, handle, &wish).into(),
-        Some(Outcome::Failed(failure)) if launch.handle.is_none() => {
-            cx.ended(launch, Cause::Failed(failure.clone()), wish)
+    let Some(launch) = put_back(launch, inputs.now) else {
+        return Context { inputs, instance }.decide_launch(launch, wish);
+    };
+    let mut instance = instance.clone();
+    instance.record.launch = Some(launch.clone());
+    let cx = Context {
+        inputs,
+        instance: &instance,
+    };
+    match cx.decide_launch(&launch, wish) {
+        Decision::Step(mut step) => {
+            let reason = step.wait.as_ref().map(|wait| &wait.reason);
+            // What cannot be proven to run is left as it is until it can be.
+            if !matches!(reason, Some(WaitReason::Unknown { .. })) {
+                step.record
+                    .get_or_insert_with(|| RecordChange::Write(Box::new(instance.record)));
+            }
+            step.into()
         }
-        Some(Outcome::Failed(failure)) if launch.stop.is_none() => cx
-            .stop(launch, StopReason::LaunchFailed(failure.clone()))
-            .into(),
-        Some(Outcome::PortTaken { port, stranger }) => {
-            let cause = Cause::PortTaken {
-                port: *port,
-                holder: stranger.to_string(),
-            };
-            cx.ended(launch, cause, wish)
-        }
-        Some(Outcome::Resolved(None)) => cx.ended(launch, Cause::NeverStarted, wish),
-        Some(Outcome::Resolved(Some(handle))) => cx.adopt(launch, handle).into(),
-        Some(Outcome::Unresolved { why } | Outcome::Unproven { why }) => cx.unknown(why).into(),
-        Some(Outcome::Failed(_) | Outcome::Released | Outcome::Signalled { .. }) | None => {
-            cx.decide_launched(launch, wish)
-        }
+        Decision::Launch(candidate) => Decision::Launch(Candidate {
+            record: Cow::Owned(candidate.record.into_owned()),
+            ..candidate
+        }),
     }
+}
+
+/// A launch some of whose times lie ahead, with now in their place: the clock was set back while no controller ran, and
+/// who waited for these times would ask, kill and give up late, if ever.
+fn put_back(launch: &Launch, now: Timestamp) -> Option<Launch> {
+    let Launch {
+        id: _,
+        handle: _,
+        lease: _,
+        reserved_at,
+        started_at,
+        ready_at,
+        stop,
+    } = launch;
+    let asked_at = stop.as_ref().map(|stop| stop.asked_at);
+    let killed_at = stop.as_ref().and_then(|stop| stop.killed_at);
+    let latest = [
+        Some(*reserved_at),
+        *started_at,
+        *ready_at,
+        asked_at,
+        killed_at,
+    ]
+    .into_iter()
+    .max()
+    .flatten();
+    latest.is_some_and(|latest| latest > now).then(|| Launch {
+        reserved_at: (*reserved_at).min(now),
+        started_at: started_at.map(|at| at.min(now)),
+        ready_at: ready_at.map(|at| at.min(now)),
+        stop: stop.clone().map(|stop| Stop {
+            asked_at: stop.asked_at.min(now),
+            killed_at: stop.killed_at.map(|at| at.min(now)),
+            ..stop
+        }),
+        ..launch.clone()
+    })
 }
 
 #[derive(Clone, Copy)]
@@ -150,7 +186,7 @@ struct Context<'a> {
     instance: &'a Instance,
 }
 
-impl Context<'_> {
+impl<'a> Context<'a> {
     fn now(&self) -> Timestamp {
         self.inputs.now
     }
@@ -168,8 +204,37 @@ impl Context<'_> {
         }))
     }
 
-    /// No effect is under way, and none has brought news: what runs is looked at.
-    fn decide_launched(self, launch: &Launch, wish: Wish<'_>) -> Decision {
+    /// No effect is under way: what the last one came to, else what runs is looked at.
+    fn decide_launch(self, launch: &Launch, wish: Wish<'a>) -> Decision<'a> {
+        match &self.instance.outcome {
+            Some(Outcome::Prepared(handle)) => self.let_run(launch, handle, &wish).into(),
+            Some(Outcome::Failed(failure)) if launch.handle.is_none() => {
+                self.ended(launch, Cause::Failed(failure.clone()), wish)
+            }
+            Some(Outcome::Failed(failure)) if launch.stop.is_none() => self
+                .stop(launch, StopReason::LaunchFailed(failure.clone()))
+                .into(),
+            Some(Outcome::PortTaken { port, stranger }) => {
+                let cause = Cause::PortTaken {
+                    port: *port,
+                    holder: stranger.to_string(),
+                };
+                self.ended(launch, cause, wish)
+            }
+            Some(Outcome::Resolved(None)) => self.ended(launch, Cause::NeverStarted, wish),
+            Some(Outcome::Resolved(Some(handle))) => self.adopt(launch, handle).into(),
+            Some(Outcome::Unresolved { why } | Outcome::Unproven { why }) => {
+                self.unknown(why).into()
+            }
+            Some(Outcome::Released) if launch.started_at.is_none() => self.started(launch).into(),
+            Some(Outcome::Failed(_) | Outcome::Released | Outcome::Signalled { .. }) | None => {
+                self.decide_launched(launch, wish)
+            }
+        }
+    }
+
+    /// No effect has brought news: what runs is looked at.
+    fn decide_launched(self, launch: &Launch, wish: Wish<'a>) -> Decision<'a> {
         if launch.handle.is_none() {
             return Step {
                 action: Some(Action::Resolve {
@@ -196,8 +261,9 @@ impl Context<'_> {
     /// Alive, and nobody asked it to end.
     fn decide_running(self, launch: &Launch, wish: Wish<'_>) -> Step {
         let record = &self.instance.record;
+        let orphans = record.spec.deletion_policy == DeletionPolicy::Orphan;
         match wish {
-            Wish::Gone(StopReason::Removed) if record.spec.deletion_policy == DeletionPolicy::Orphan => Step {
+            Wish::Gone(StopReason::Removed) if orphans && self.has_no_manifest() => Step {
                 record: Some(RecordChange::Forget),
                 events: vec![self.event(
                     launch,
@@ -207,67 +273,101 @@ impl Context<'_> {
                 ..Step::default()
             },
             Wish::Gone(reason) => self.stop(launch, reason),
-            Wish::AsRecorded(wait) => {
-                let step = self.check_up(launch, record.clone());
-                // Where nothing else is to be said, the reason is that its manifest is gone or unreadable.
-                let until = earliest(step.wait.as_ref().and_then(|wait| wait.until), wait.as_ref().and_then(|wait| wait.until));
-                match wait {
-                    Some(wait) if !step.is_change() => Step {
-                        wait: Some(Wait { until, ..wait }),
-                        ..step
-                    },
-                    Some(_) | None => step,
+            // Where nothing else is to be said, the reason is that its manifest is gone or unreadable.
+            Wish::AsRecorded(Some(wait)) => self.check_up(launch, Cow::Borrowed(record)).unless_changed(wait),
+            Wish::AsRecorded(None) => self.check_up(launch, Cow::Borrowed(record)),
+            Wish::As(deployment) => match self.change(deployment) {
+                Some(Ok(reason)) => self.stop(launch, reason),
+                // A refused edit leaves the old instance serving.
+                Some(Err(failure)) => {
+                    let wait = Wait { reason: WaitReason::Refused(failure), until: None };
+                    self.check_up(launch, Cow::Borrowed(record)).unless_changed(wait)
                 }
-            }
-            Wish::As(deployment) if deployment.spec.paused => {
-                let step = self.check_up(launch, refreshed(record, deployment));
-                let stops = matches!(step.action, Some(Action::Signal { .. }));
-                if stops { waiting(WaitReason::Paused, None) } else { step }
-            }
-            Wish::As(deployment) if deployment.restart_key != record.restart_key => {
-                match engine::support(&deployment.spec, self.inputs.inventory) {
-                    // A refused edit leaves the old instance serving.
-                    Err(failure) => {
-                        let step = self.check_up(launch, record.clone());
-                        if step.is_change() {
-                            return step;
-                        }
-                        let until = step.wait.and_then(|wait| wait.until);
-                        Step {
-                            wait: Some(Wait { reason: WaitReason::Refused(failure), until }),
-                            ..Step { wait: None, ..step }
-                        }
-                    }
-                    Ok(()) => {
-                        let fields = record.spec.changed_fields(&deployment.spec);
-                        self.stop(launch, StopReason::SpecChanged { fields })
-                    }
-                }
-            }
-            Wish::As(deployment) => self.check_up(launch, refreshed(record, deployment)),
+                None if deployment.spec.paused => self.check_up_paused(launch, deployment),
+                None => self.check_up(launch, refreshed(Cow::Borrowed(record), deployment)),
+            },
         }
     }
 
-    /// Health, with the record as it should be.
-    fn check_up(self, launch: &Launch, record: Record) -> Step {
-        let Checkup {
-            verdict,
-            probe,
-            until,
-        } = health::judge(
+    /// Not even a manifest that wishes fewer replicas, or another host.
+    fn has_no_manifest(&self) -> bool {
+        let deployment = &self.instance.record.name.deployment;
+        !self.inputs.desired.deployments.contains_key(deployment)
+    }
+
+    /// What the manifest's change means for what runs: a reason to stop it, or a refusal. None where nothing changed
+    /// that needs a relaunch, or while it is paused.
+    fn change(self, deployment: &Deployment) -> Option<Result<StopReason, LaunchFailure>> {
+        let record = &self.instance.record;
+        if deployment.restart_key == record.restart_key || deployment.spec.paused {
+            return None;
+        }
+        let supported = engine::support(&deployment.spec, self.inputs.inventory);
+        Some(supported.map(|()| StopReason::SpecChanged {
+            fields: record.spec.changed_fields(&deployment.spec),
+        }))
+    }
+
+    fn judge(self, launch: &Launch, record: &Record) -> Checkup {
+        health::judge(
             &record.spec,
             launch,
             &self.instance.health,
             self.inputs.settings,
             self.now(),
-        );
-        let probe = probe.map(|request| Action::Probe {
+        )
+    }
+
+    /// Health, with the record as it should be.
+    fn check_up(self, launch: &Launch, record: Cow<'_, Record>) -> Step {
+        let checkup = self.judge(launch, &record);
+        self.act_on(checkup, launch, record)
+    }
+
+    /// Health is still shown while it is paused, and nothing is stopped for it.
+    fn check_up_paused(self, launch: &Launch, deployment: &Deployment) -> Step {
+        let record = Cow::Borrowed(&self.instance.record);
+        // The record says what the launch was made from, so it takes in no change that needs a relaunch.
+        let record = if deployment.restart_key == record.restart_key {
+            refreshed(record, deployment)
+        } else {
+            record
+        };
+        let checkup = self.judge(launch, &record);
+        match checkup.verdict {
+            Verdict::Stop(_) => Step {
+                record: changed(record),
+                action: checkup.probe.map(|request| Action::Probe {
+                    launch_id: launch.id,
+                    request,
+                }),
+                wait: Some(Wait {
+                    reason: WaitReason::Paused,
+                    until: checkup.until,
+                }),
+                ..Step::default()
+            },
+            Verdict::Starting { .. }
+            | Verdict::FirstReady
+            | Verdict::Ready
+            | Verdict::NotReady { .. } => self.act_on(checkup, launch, record),
+        }
+    }
+
+    fn act_on(self, checkup: Checkup, launch: &Launch, record: Cow<'_, Record>) -> Step {
+        let Checkup {
+            verdict,
+            probe,
+            until,
+        } = checkup;
+        let action = probe.map(|request| Action::Probe {
             launch_id: launch.id,
             request,
         });
-        let refreshed =
-            (record != self.instance.record).then(|| RecordChange::Write(Box::new(record.clone())));
-        let wait = |reason| Some(Wait { reason, until });
+        let waits = |reason| Step {
+            wait: Some(Wait { reason, until }),
+            ..Step::default()
+        };
         match verdict {
             Verdict::Stop(reason) => self.stop(launch, reason),
             Verdict::FirstReady => {
@@ -279,7 +379,7 @@ impl Context<'_> {
                             ready_at: Some(self.now()),
                             ..launch.clone()
                         }),
-                        ..record
+                        ..record.into_owned()
                     }))),
                     wait: Some(Wait {
                         reason: WaitReason::Ready,
@@ -298,25 +398,22 @@ impl Context<'_> {
                 deadline,
                 last_probe,
             } => Step {
-                record: refreshed,
-                action: probe,
-                wait: wait(WaitReason::Starting {
+                record: changed(record),
+                action,
+                ..waits(WaitReason::Starting {
                     deadline,
                     last_probe,
-                }),
-                ..Step::default()
+                })
             },
             Verdict::Ready => Step {
-                record: refreshed,
-                action: probe,
-                wait: wait(WaitReason::Ready),
-                ..Step::default()
+                record: changed(record),
+                action,
+                ..waits(WaitReason::Ready)
             },
             Verdict::NotReady { last_probe } => Step {
-                record: refreshed,
-                action: probe,
-                wait: wait(WaitReason::NotReady { last_probe }),
-                ..Step::default()
+                record: changed(record),
+                action,
+                ..waits(WaitReason::NotReady { last_probe })
             },
         }
     }
@@ -328,43 +425,52 @@ impl Context<'_> {
             handle: Some(handle.clone()),
             ..launch.clone()
         };
-        let called_off = match wish {
+        let changed = || match wish {
             Wish::Gone(reason) => Some(reason.clone()),
-            Wish::As(deployment) if deployment.restart_key != self.instance.record.restart_key => {
-                Some(StopReason::SpecChanged {
-                    fields: self.instance.record.spec.changed_fields(&deployment.spec),
-                })
-            }
-            Wish::As(_) | Wish::AsRecorded(_) => {
-                launch.stop.as_ref().map(|stop| stop.reason.clone())
-            }
+            Wish::As(deployment) => self.change(deployment)?.ok(),
+            Wish::AsRecorded(_) => None,
         };
+        let asked = launch.stop.as_ref().map(|stop| stop.reason.clone());
+        let called_off = asked.or_else(changed);
         if let Some(reason) = called_off {
             return self.stop(&prepared, reason);
         }
         Step {
-            record: Some(self.with_launch(Launch {
-                started_at: Some(self.now()),
-                ..prepared
-            })),
+            record: Some(self.with_launch(prepared)),
             action: Some(Action::Release {
                 launch_id: launch.id,
             }),
-            events: vec![self.event(
-                launch,
-                Reason::Started,
-                started_message(handle, &launch.lease),
-            )],
             ..Step::default()
         }
     }
 
-    /// A process of an earlier controller's launch was found by its launch id.
+    /// The gate has opened. Only now does the record say that the engine runs: one that is found gone before this never
+    /// did, for all that is known, and is no failure of the engine's.
+    fn started(self, launch: &Launch) -> Step {
+        let deadline = self.now() + health::startup_deadline(&self.instance.record.spec, self.inputs.settings);
+        Step {
+            record: Some(self.with_launch(Launch {
+                started_at: Some(self.now()),
+                ..launch.clone()
+            })),
+            wait: Some(Wait {
+                reason: WaitReason::Starting {
+                    deadline,
+                    last_probe: String::new(),
+                },
+                // The next pass knows when it is probed first.
+                until: Some(self.now()),
+            }),
+            events: vec![self.event(launch, Reason::Started, started_message(launch))],
+            ..Step::default()
+        }
+    }
+
+    /// A process of an earlier controller's launch was found by its launch id. It can only be a gate that was not opened.
     fn adopt(self, launch: &Launch, handle: &Handle) -> Step {
         Step {
             record: Some(self.with_launch(Launch {
                 handle: Some(handle.clone()),
-                started_at: launch.started_at.or(Some(self.now())),
                 ..launch.clone()
             })),
             wait: Some(Wait {
@@ -411,26 +517,6 @@ impl Context<'_> {
     /// It was asked to end and has not yet: ask again, kill, kill again.
     fn go_on_stopping(self, launch: &Launch, stop: &Stop) -> Step {
         let now = self.now();
-        if stop.asked_at > now {
-            // The clock was set back while no controller ran: the grace begins again.
-            return Step {
-                record: Some(self.with_launch(Launch {
-                    stop: Some(Stop {
-                        asked_at: now,
-                        ..stop.clone()
-                    }),
-                    ..launch.clone()
-                })),
-                wait: Some(Wait {
-                    reason: WaitReason::Stopping {
-                        reason: stop.reason.clone(),
-                        kill_at: now,
-                    },
-                    until: Some(now),
-                }),
-                ..Step::default()
-            };
-        }
         let signal = |signal| {
             Some(Action::Signal {
                 launch_id: launch.id,
@@ -520,7 +606,7 @@ impl Context<'_> {
     }
 
     /// Nothing of the launch is left: it becomes history, its lease is free.
-    fn ended(self, launch: &Launch, cause: Cause, wish: Wish<'_>) -> Decision {
+    fn ended(self, launch: &Launch, cause: Cause, wish: Wish<'a>) -> Decision<'a> {
         let record = &self.instance.record;
         let event = self.event(launch, cause.reason(), cause.to_string());
         let failures = match (cause.is_failure(), launch.ready_at) {
@@ -546,19 +632,20 @@ impl Context<'_> {
             },
             ..record.clone()
         };
-        self.decide_idle(ended, Some(launch), vec![event], wish)
+        self.decide_idle(Cow::Owned(ended), Some(launch), vec![event], wish)
     }
 
     /// Nothing runs: launch, wait or forget. `ended` is the launch that ended in this pass.
     fn decide_idle(
         self,
-        record: Record,
+        record: Cow<'a, Record>,
         ended: Option<&Launch>,
         events: Vec<Event>,
         wish: Wish<'_>,
-    ) -> Decision {
+    ) -> Decision<'a> {
         let now = self.now();
-        let deployment = match wish {
+        let mut held = ended.map(|launch| launch.lease.clone());
+        let record = match wish {
             Wish::Gone(_) => {
                 return Step {
                     record: Some(RecordChange::Forget),
@@ -567,93 +654,123 @@ impl Context<'_> {
                 }
                 .into();
             }
-            Wish::AsRecorded(Some(wait)) => return self.rest(record, events, wait).into(),
-            Wish::AsRecorded(None) => record.deployment(),
-            Wish::As(deployment) => deployment.clone(),
+            Wish::AsRecorded(Some(wait)) => return rest(record, events, wait).into(),
+            Wish::AsRecorded(None) => record,
+            Wish::As(deployment) => {
+                // What changed in the manifest decides whether what was held may be kept.
+                if let Some(held) = &mut held {
+                    held.port = held
+                        .port
+                        .filter(|_| deployment.spec.port == record.spec.port);
+                    if deployment.spec.devices != record.spec.devices {
+                        held.devices.clear();
+                    }
+                }
+                renewed(record, deployment)
+            }
         };
+        let spec = &record.spec;
         let wait = |reason, until| Wait { reason, until };
-        // A changed manifest begins a new history.
-        let history = if deployment.restart_key == record.restart_key {
-            record.history.clone()
-        } else {
-            History::default()
-        };
-        // What changed in the manifest decides whether what was held may be kept.
-        let held = ended.map(|launch| Lease {
-            port: launch
-                .lease
-                .port
-                .filter(|_| deployment.spec.port == record.spec.port),
-            devices: if deployment.spec.devices == record.spec.devices {
-                launch.lease.devices.clone()
-            } else {
-                Vec::new()
-            },
-        });
-        let record = Record {
-            history,
-            ..refreshed(&record, &deployment)
-        };
-        if deployment.spec.paused {
-            return self
-                .rest(record, events, wait(WaitReason::Paused, None))
-                .into();
+        if spec.paused {
+            return rest(record, events, wait(WaitReason::Paused, None)).into();
         }
-        if is_completed(&record.history, deployment.spec.restart_policy) {
-            return self
-                .rest(record, events, wait(WaitReason::Completed, None))
-                .into();
+        if is_completed(&record.history, spec.restart_policy) {
+            return rest(record, events, wait(WaitReason::Completed, None)).into();
         }
-        if let Err(failure) = engine::support(&deployment.spec, self.inputs.inventory) {
-            return self
-                .rest(record, events, wait(WaitReason::Refused(failure), None))
-                .into();
+        if let Err(failure) = engine::support(spec, self.inputs.inventory) {
+            return rest(record, events, wait(WaitReason::Refused(failure), None)).into();
         }
-        let not_before = backoff::not_before(&record.history, &deployment.spec.backoff, now);
+        let not_before = backoff::not_before(&record.history, &spec.backoff, now);
         if now < not_before {
             let failures = record.history.failures;
-            return self
-                .rest(
-                    record,
-                    events,
-                    wait(WaitReason::BackOff { failures }, Some(not_before)),
-                )
-                .into();
+            let wait = wait(WaitReason::BackOff { failures }, Some(not_before));
+            return rest(record, events, wait).into();
         }
-        let waiting_since = self
-            .inputs
-            .observed
-            .waiting_since
-            .get(&record.name)
-            .copied();
         Decision::Launch(Candidate {
-            is_changed: record != self.instance.record,
+            since: waiting_since(self.inputs, &record.name),
             record,
             held,
-            since: waiting_since.unwrap_or(now),
             events,
         })
     }
+}
 
-    /// Nothing runs and nothing is launched now.
-    fn rest(self, record: Record, events: Vec<Event>, wait: Wait) -> Step {
-        Step {
-            record: (record != self.instance.record).then(|| RecordChange::Write(Box::new(record))),
-            action: None,
-            wait: Some(wait),
-            events,
-        }
+/// Nothing runs and nothing is launched now.
+fn rest(record: Cow<'_, Record>, events: Vec<Event>, wait: Wait) -> Step {
+    Step {
+        record: changed(record),
+        action: None,
+        wait: Some(wait),
+        events,
+    }
+}
+
+fn waiting_since(inputs: Inputs<'_>, name: &InstanceName) -> Timestamp {
+    let known = inputs.observed.waiting_since.get(name);
+    known.copied().unwrap_or(inputs.now)
+}
+
+/// A record that is not as on disk is to be written.
+pub(super) fn changed(record: Cow<'_, Record>) -> Option<RecordChange> {
+    match record {
+        Cow::Borrowed(_) => None,
+        Cow::Owned(record) => Some(RecordChange::Write(Box::new(record))),
     }
 }
 
 /// The record with everything a manifest may change without a relaunch, and the key it is to be launched from.
-fn refreshed(record: &Record, deployment: &Deployment) -> Record {
-    Record {
-        metadata: deployment.labels.clone(),
-        source: deployment.source.clone(),
-        spec: deployment.spec.clone(),
-        restart_key: deployment.restart_key.clone(),
-        ..record.clone()
+fn refreshed<'a>(record: Cow<'a, Record>, deployment: &Deployment) -> Cow<'a, Record> {
+    // Without `..`: a new field makes the compiler ask whether it is taken over.
+    let Deployment {
+        name: _,
+        labels,
+        source,
+        spec,
+        restart_key,
+    } = deployment;
+    if record.source == *source
+        && record.restart_key == *restart_key
+        && record.metadata == *labels
+        && record.spec == *spec
+    {
+        return record;
+    }
+    Cow::Owned(Record {
+        metadata: labels.clone(),
+        source: source.clone(),
+        spec: spec.clone(),
+        restart_key: restart_key.clone(),
+        ..record.into_owned()
+    })
+}
+
+/// The record of an instance that does not run, as the manifest wishes it: a changed manifest begins a new history.
+fn renewed<'a>(record: Cow<'a, Record>, deployment: &Deployment) -> Cow<'a, Record> {
+    let is_same = deployment.restart_key == record.restart_key;
+    let record = refreshed(record, deployment);
+    if is_same {
+        return record;
+    }
+    Cow::Owned(Record {
+        history: History::default(),
+        ..record.into_owned()
+    })
+}
+
+impl Step {
+    /// The same, its wait replaced by another one's reason, unless there is something to do.
+    fn unless_changed(self, wait: Wait) -> Self {
+        if self.is_change() {
+            return self;
+        }
+        let until = self.wait.as_ref().and_then(|wait| wait.until);
+        Self {
+            wait: Some(Wait {
+                until: until.into_iter().chain(wait.until).min(),
+                ..wait
+            }),
+            ..self
+        }
     }
 }
 
@@ -679,6 +796,7 @@ fn cause_of_end(launch: &Launch, status: ExitStatus, log_tail: &str) -> Cause {
         Some(StopReason::LeaderGone) | None if launch.ready_at.is_some() => {
             Cause::Exited { status, log_tail }
         }
+        Some(StopReason::LeaderGone) | None if launch.started_at.is_none() => Cause::NeverStarted,
         Some(StopReason::LeaderGone) | None => {
             Cause::Failed(LaunchFailure::ExitedEarly { status, log_tail })
         }
@@ -702,9 +820,10 @@ fn is_completed(history: &History, policy: RestartPolicy) -> bool {
         }
 }
 
-fn started_message(handle: &Handle, lease: &Lease) -> String {
-    let pid = handle.pid().map(|pid| format!("pid {pid}"));
-    let port = lease.port.map(|port| format!("port {port}"));
+fn started_message(launch: &Launch) -> String {
+    let pid = launch.handle.as_ref().and_then(Handle::pid);
+    let pid = pid.map(|pid| format!("pid {pid}"));
+    let port = launch.lease.port.map(|port| format!("port {port}"));
     pid.into_iter().chain(port).collect::<Vec<_>>().join(", ")
 }
 
@@ -713,8 +832,4 @@ fn waiting(reason: WaitReason, until: Option<Timestamp>) -> Step {
         wait: Some(Wait { reason, until }),
         ..Step::default()
     }
-}
-
-fn earliest(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp> {
-    one.into_iter().chain(other).min()
 }

@@ -3,72 +3,120 @@
 //! The record is the lease: a device or port is held while some record names it whose launch is not proven gone. Holders
 //! keep theirs; newcomers are served in order of priority, waiting time and name.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use jiff::Timestamp;
 
 use super::action::{Action, RecordChange, Step, Wait, WaitReason};
-use super::instance::Candidate;
+use super::instance::{Candidate, changed};
 use super::{Inputs, exact_ports, health};
 use crate::engine::{self, LaunchFacts};
 use crate::event::{Event, Reason};
 use crate::names::{DeviceId, InstanceName, LaunchId, Port};
 use crate::observed::{Device, Holds};
 use crate::record::{Launch, Lease, LeasedDevice, Record};
-use crate::spec::DeviceRequest;
-use std::time::Duration;
+use crate::spec::{DeviceRequest, InstanceSpec};
 
 /// A stranger that was seen on a port is asked about again after this: binding to it is cheap.
 pub const STRANGER_MEMORY: Duration = Duration::from_secs(10);
 
 /// Grants what can be granted, and says for each other candidate what it waits for.
-pub(super) fn grant(
-    inputs: Inputs<'_>,
+///
+/// First the holders, whose launch ended in this very pass: what they held is theirs until their turn. Who cannot be
+/// served so gives it up and queues with the newcomers.
+pub(super) fn grant<'a>(
+    inputs: Inputs<'a>,
     steps: &mut BTreeMap<InstanceName, Step>,
-    mut candidates: Vec<Candidate>,
+    candidates: Vec<Candidate<'a>>,
 ) {
-    candidates.sort_by_cached_key(|candidate| {
-        let newcomer = candidate.held.is_none();
-        let priority = std::cmp::Reverse(candidate.record.spec.priority);
-        (
-            newcomer,
-            priority,
-            candidate.since,
-            candidate.record.name.clone(),
-        )
-    });
+    if candidates.is_empty() {
+        return;
+    }
     let mut ledger = Ledger::of(inputs, steps);
-    for candidate in candidates {
+    let (mut holders, mut newcomers): (Vec<_>, Vec<_>) = candidates
+        .into_iter()
+        .partition(|candidate| candidate.held.is_some());
+    holders.sort_by_cached_key(turn);
+    for candidate in holders {
         let name = candidate.record.name.clone();
-        let step = match ledger.grant(inputs, &candidate) {
-            Ok(lease) => launch(inputs, candidate, lease),
-            Err(wait) => refuse(inputs, candidate, wait),
-        };
-        if let Some(RecordChange::Write(record)) = &step.record
-            && let Some(launch) = &record.launch
-        {
-            ledger.hold(record, launch);
+        let released = ledger.release(&name);
+        match ledger.lease_for(&candidate) {
+            Ok(lease) => {
+                let step = launch(inputs, candidate, lease);
+                ledger.hold_step(&step);
+                steps.insert(name, step);
+            }
+            // The end is written down when its turn comes; until then the record, and with it the lease, stays.
+            Err(wait) if matches!(wait.reason, WaitReason::LaunchLimit { .. }) => {
+                ledger.hold_again(released);
+                steps.insert(
+                    name,
+                    Step {
+                        wait: Some(wait),
+                        ..Step::default()
+                    },
+                );
+            }
+            Err(_) => newcomers.push(candidate),
         }
+    }
+    newcomers.sort_by_cached_key(turn);
+    for candidate in newcomers {
+        let name = candidate.record.name.clone();
+        let step = match ledger.lease_for(&candidate) {
+            Ok(lease) => launch(inputs, candidate, lease),
+            Err(wait) => {
+                if matches!(wait.reason, WaitReason::InsufficientDevices { .. }) {
+                    ledger.keep_free_for(&candidate);
+                }
+                refuse(inputs, candidate, wait)
+            }
+        };
+        ledger.hold_step(&step);
         steps.insert(name, step);
     }
 }
 
+/// Who is served first: higher priority, then longer waiting, then the name.
+fn turn(candidate: &Candidate<'_>) -> (Reverse<i32>, Timestamp, InstanceName) {
+    let record = &candidate.record;
+    (
+        Reverse(record.spec.priority),
+        candidate.since,
+        record.name.clone(),
+    )
+}
+
 /// Who holds what, and how many are starting.
 struct Ledger<'a> {
-    devices: BTreeMap<DeviceId, Holder>,
-    ports: BTreeMap<Port, String>,
+    devices: BTreeMap<DeviceId, Vec<Holder>>,
+    ports: BTreeMap<Port, Holder>,
     /// Free devices that somebody of this priority waits for: lower ones do not overtake.
     awaited: BTreeMap<DeviceId, i32>,
     exact_ports: BTreeSet<Port>,
+    /// For each base port, from where on a free one is looked for: those before it are held.
+    scanned: BTreeMap<u16, Port>,
     /// Whether a record that cannot be read may hold any device.
     is_doubtful: bool,
     starting: u32,
     inputs: Inputs<'a>,
 }
 
+#[derive(Debug, Clone)]
 struct Holder {
     who: String,
     is_pinned: bool,
+}
+
+impl Holder {
+    fn of(record: &Record) -> Self {
+        Self {
+            who: record.name.to_string(),
+            is_pinned: matches!(record.spec.devices, DeviceRequest::Ids(_)),
+        }
+    }
 }
 
 impl<'a> Ledger<'a> {
@@ -79,6 +127,7 @@ impl<'a> Ledger<'a> {
             ports: BTreeMap::new(),
             awaited: BTreeMap::new(),
             exact_ports: exact_ports(inputs.desired),
+            scanned: BTreeMap::new(),
             is_doubtful: inputs
                 .observed
                 .quarantined
@@ -88,57 +137,97 @@ impl<'a> Ledger<'a> {
             inputs,
         };
         for (name, instance) in &inputs.observed.instances {
-            // An instance without a step is a candidate: its last launch, if any, is proven gone in this pass.
-            let record = match steps.get(name).map(|step| &step.record) {
-                Some(Some(RecordChange::Write(record))) => record,
-                Some(Some(RecordChange::Forget)) | None => continue,
-                Some(None) => &instance.record,
-            };
-            if let Some(launch) = &record.launch {
-                ledger.hold(record, launch);
+            match steps.get(name) {
+                Some(step) if step.record.is_some() => ledger.hold_step(step),
+                Some(_) => ledger.hold(&instance.record),
+                // A candidate: its last launch, if any, is proven gone, and holds until the candidate's turn.
+                None => {
+                    if let Some(launch) = &instance.record.launch {
+                        ledger.hold_lease(&launch.lease, &Holder::of(&instance.record));
+                    }
+                }
             }
         }
-        for quarantined in &inputs.observed.quarantined {
+        // In the order of their names, whatever the order they were found in.
+        let mut quarantined: Vec<_> = inputs.observed.quarantined.iter().collect();
+        quarantined.sort_by_key(|record| &record.file);
+        for quarantined in quarantined {
             if let Holds::Lease { lease, .. } = &quarantined.holds {
-                let who = format!("a record in quarantine ({})", quarantined.file.display());
-                ledger.hold_lease(lease, &who, true);
+                let file = quarantined.file.display();
+                let holder = Holder {
+                    who: format!("a record in quarantine ({file})"),
+                    is_pinned: true,
+                };
+                ledger.hold_lease(lease, &holder);
             }
         }
         ledger
     }
 
-    fn hold(&mut self, record: &Record, launch: &Launch) {
-        let is_pinned = matches!(record.spec.devices, DeviceRequest::Ids(_));
-        self.hold_lease(&launch.lease, &record.name.to_string(), is_pinned);
-        let started_at = launch.started_at.unwrap_or(launch.reserved_at);
-        // Who has used half of its time no longer counts, so that slow loaders block nobody.
-        let half = health::startup_deadline(&record.spec, self.inputs.settings) / 2;
-        if launch.ready_at.is_none() && launch.stop.is_none() && self.inputs.now < started_at + half
-        {
+    /// What a step writes down is held.
+    fn hold_step(&mut self, step: &Step) {
+        match &step.record {
+            Some(RecordChange::Write(record)) => self.hold(record),
+            Some(RecordChange::Forget) | None => {}
+        }
+    }
+
+    fn hold(&mut self, record: &Record) {
+        let Some(launch) = &record.launch else {
+            return;
+        };
+        self.hold_lease(&launch.lease, &Holder::of(record));
+        let half_way = health::half_way(&record.spec, launch, self.inputs.settings);
+        if launch.ready_at.is_none() && launch.stop.is_none() && self.inputs.now < half_way {
             self.starting += 1;
         }
     }
 
-    fn hold_lease(&mut self, lease: &Lease, who: &str, is_pinned: bool) {
+    fn hold_lease(&mut self, lease: &Lease, holder: &Holder) {
         for device in &lease.devices {
-            self.devices.insert(
-                device.id.clone(),
-                Holder {
-                    who: who.to_owned(),
-                    is_pinned,
-                },
-            );
+            let holders = self.devices.entry(device.id.clone()).or_default();
+            holders.push(holder.clone());
         }
         if let Some(port) = lease.port {
-            self.ports.insert(port, who.to_owned());
+            self.ports.insert(port, holder.clone());
+        }
+    }
+
+    /// Frees what the ended launch of a candidate held. Returns its record.
+    fn release(&mut self, name: &InstanceName) -> Option<&'a Record> {
+        let record = &self.inputs.observed.instances.get(name)?.record;
+        let lease = &record.launch.as_ref()?.lease;
+        let who = name.to_string();
+        for device in &lease.devices {
+            if let Some(holders) = self.devices.get_mut(&device.id) {
+                holders.retain(|holder| holder.who != who);
+            }
+        }
+        if let Some(port) = lease.port
+            && self
+                .ports
+                .get(&port)
+                .is_some_and(|holder| holder.who == who)
+        {
+            self.ports.remove(&port);
+            self.scanned.clear();
+        }
+        Some(record)
+    }
+
+    fn hold_again(&mut self, released: Option<&Record>) {
+        if let Some(record) = released
+            && let Some(launch) = &record.launch
+        {
+            self.hold_lease(&launch.lease, &Holder::of(record));
         }
     }
 
     /// What a candidate is granted.
-    fn grant(&mut self, inputs: Inputs<'_>, candidate: &Candidate) -> Result<Lease, Wait> {
+    fn lease_for(&mut self, candidate: &Candidate<'_>) -> Result<Lease, Wait> {
         let devices = self.devices_for(candidate)?;
         let port = self.port_for(candidate)?;
-        let limit = inputs.settings.max_launches;
+        let limit = self.inputs.settings.max_launches;
         if limit > 0 && self.starting >= limit {
             // Its devices stay free for it: nobody behind it is launched in this pass either.
             return Err(Wait {
@@ -157,22 +246,17 @@ impl<'a> Ledger<'a> {
             .instances
             .values()
             .filter_map(|instance| {
-                let launch = instance
-                    .record
-                    .launch
-                    .as_ref()
-                    .filter(|launch| launch.ready_at.is_none())?;
-                let half =
-                    health::startup_deadline(&instance.record.spec, self.inputs.settings) / 2;
-                Some(launch.started_at.unwrap_or(launch.reserved_at) + half)
+                let record = &instance.record;
+                let launch = record.launch.as_ref()?;
+                let counts = launch.ready_at.is_none() && launch.stop.is_none();
+                counts.then(|| health::half_way(&record.spec, launch, self.inputs.settings))
             });
         halves.filter(|at| *at > self.inputs.now).min()
     }
 
-    fn devices_for(&mut self, candidate: &Candidate) -> Result<Vec<LeasedDevice>, Wait> {
+    fn devices_for(&self, candidate: &Candidate<'_>) -> Result<Vec<LeasedDevice>, Wait> {
         let spec = &candidate.record.spec;
-        let inventory = self.inputs.inventory;
-        let need = engine::devices_needed(spec, inventory);
+        let need = engine::devices_needed(spec, self.inputs.inventory);
         if need == 0 {
             return Ok(Vec::new());
         }
@@ -182,75 +266,80 @@ impl<'a> Ledger<'a> {
             .flat_map(|lease| &lease.devices)
             .map(|device| &device.id)
             .collect();
-        // What it held itself a moment ago is not in doubt.
-        if self.is_doubtful && held.len() < need as usize {
-            return Err(forever(WaitReason::Quarantine));
-        }
-        let pinned = match &spec.devices {
-            DeviceRequest::Ids(ids) => {
-                Some(engine::pinned_devices(ids, inventory).unwrap_or_default())
-            }
-            DeviceRequest::Count(_) | DeviceRequest::Parallelism => None,
-        };
-        let usable: Vec<&Device> = inventory
-            .devices
-            .iter()
-            .filter(|device| {
-                pinned
-                    .as_ref()
-                    .is_none_or(|pinned| pinned.contains(&device.id))
-            })
-            .collect();
-        let free: Vec<&Device> = usable
-            .iter()
-            .copied()
-            .filter(|device| self.is_free(device, pinned.is_some()))
-            .collect();
-        let allowed: Vec<&Device> = free
-            .iter()
-            .copied()
+        let is_pinned = matches!(spec.devices, DeviceRequest::Ids(_));
+        let allowed: Vec<&Device> = self
+            .free(spec)
+            // What it held itself a moment ago is not in doubt.
+            .filter(|device| !self.is_doubtful || held.contains(&device.id))
             .filter(|device| {
                 self.awaited
                     .get(&device.id)
                     .is_none_or(|&priority| priority <= spec.priority)
             })
             .collect();
-        if let Some(mut chosen) = choose(&allowed, &held, need as usize, pinned.is_some()) {
+        if let Some(mut chosen) = choose(&allowed, &held, need as usize, is_pinned) {
             chosen.sort();
             return Ok(chosen
                 .into_iter()
                 .map(|id| LeasedDevice { id, bytes: None })
                 .collect());
         }
-        for device in &free {
-            let awaited = self
-                .awaited
-                .entry(device.id.clone())
-                .or_insert(spec.priority);
-            *awaited = (*awaited).max(spec.priority);
+        if self.is_doubtful {
+            return Err(forever(WaitReason::Quarantine));
         }
-        let holders = usable
-            .iter()
-            .filter_map(|device| {
-                Some((device.id.clone(), self.devices.get(&device.id)?.who.clone()))
-            })
-            .collect();
+        let holders = self.usable(spec).filter_map(|device| {
+            let holders = self.devices.get(&device.id)?;
+            let names: Vec<_> = holders.iter().map(|holder| holder.who.as_str()).collect();
+            (!names.is_empty()).then(|| (device.id.clone(), names.join(" and ")))
+        });
         Err(forever(WaitReason::InsufficientDevices {
             need,
             free: u32::try_from(allowed.len()).unwrap_or(u32::MAX),
-            holders,
+            holders: holders.collect(),
         }))
+    }
+
+    /// The devices that a spec could be granted if nobody held them.
+    fn usable(&self, spec: &InstanceSpec) -> impl Iterator<Item = &'a Device> + use<'a> {
+        let inventory = self.inputs.inventory;
+        let pinned = match &spec.devices {
+            DeviceRequest::Ids(ids) => {
+                Some(engine::pinned_devices(ids, inventory).unwrap_or_default())
+            }
+            DeviceRequest::Count(_) | DeviceRequest::Parallelism => None,
+        };
+        inventory.devices.iter().filter(move |device| {
+            pinned
+                .as_ref()
+                .is_none_or(|pinned| pinned.contains(&device.id))
+        })
+    }
+
+    /// Those of them that nobody holds, or that are shared.
+    fn free(&self, spec: &InstanceSpec) -> impl Iterator<Item = &'a Device> {
+        let is_pinned = matches!(spec.devices, DeviceRequest::Ids(_));
+        self.usable(spec)
+            .filter(move |device| self.is_free(device, is_pinned))
+    }
+
+    /// Who has a lower priority does not overtake: the free devices that a waiting candidate could use are not theirs.
+    fn keep_free_for(&mut self, candidate: &Candidate<'_>) {
+        let spec = &candidate.record.spec;
+        let free: Vec<_> = self.free(spec).map(|device| device.id.clone()).collect();
+        for id in free {
+            let awaited = self.awaited.entry(id).or_insert(spec.priority);
+            *awaited = (*awaited).max(spec.priority);
+        }
     }
 
     /// Unified memory is shared unless one side pinned the device.
     fn is_free(&self, device: &Device, pins: bool) -> bool {
-        match self.devices.get(&device.id) {
-            None => true,
-            Some(holder) => device.unified && !holder.is_pinned && !pins,
-        }
+        let holders = self.devices.get(&device.id).map_or(&[][..], Vec::as_slice);
+        holders.is_empty()
+            || (device.unified && !pins && holders.iter().all(|holder| !holder.is_pinned))
     }
 
-    fn port_for(&self, candidate: &Candidate) -> Result<Option<Port>, Wait> {
+    fn port_for(&mut self, candidate: &Candidate<'_>) -> Result<Option<Port>, Wait> {
         let spec = &candidate.record.spec;
         if !engine::needs_port(spec) {
             return Ok(None);
@@ -265,7 +354,7 @@ impl<'a> Ledger<'a> {
             if let Some(holder) = self.ports.get(&port) {
                 return Err(forever(WaitReason::PortHeld {
                     port,
-                    holder: holder.clone(),
+                    holder: holder.who.clone(),
                 }));
             }
             return match remembered(&port) {
@@ -291,12 +380,19 @@ impl<'a> Ledger<'a> {
             .and_then(|lease| lease.port)
             .filter(free);
         let first = || {
-            Port::try_from(base)
-                .ok()
-                .and_then(|base| base.upward().find(free))
+            // Those before it were held when last looked at, and are still.
+            let from = self.scanned.get(&base).copied();
+            let from = from.or_else(|| Port::try_from(base).ok())?;
+            from.upward().find(free)
         };
-        match kept.or_else(first) {
-            Some(port) => Ok(Some(port)),
+        if let Some(port) = kept {
+            return Ok(Some(port));
+        }
+        match first() {
+            Some(port) => {
+                self.scanned.insert(base, port);
+                Ok(Some(port))
+            }
             None => Err(Wait {
                 reason: WaitReason::NoPort { base },
                 until: Some(self.inputs.now + STRANGER_MEMORY),
@@ -345,10 +441,14 @@ fn forever(reason: WaitReason) -> Wait {
 }
 
 /// Reserves: the record with the launch id and the lease is on disk before anything starts.
-fn launch(inputs: Inputs<'_>, candidate: Candidate, lease: Lease) -> Step {
+fn launch(inputs: Inputs<'_>, candidate: Candidate<'_>, lease: Lease) -> Step {
     let Candidate {
-        record, mut events, ..
+        record,
+        held: _,
+        since: _,
+        mut events,
     } = candidate;
+    let record = record.into_owned();
     let launch_id = LaunchId::derive(inputs.nonce, &record.name);
     let is_restart = record
         .history
@@ -414,23 +514,18 @@ fn launching_message(record: &Record, lease: &Lease) -> String {
 }
 
 /// Not now. A wanted instance that never had a record gets none by waiting.
-fn refuse(inputs: Inputs<'_>, candidate: Candidate, wait: Wait) -> Step {
-    if candidate.held.is_some() && matches!(wait.reason, WaitReason::LaunchLimit { .. }) {
-        // A holder whose launch ended keeps its lease until its turn comes: the end is written down then.
-        return Step {
-            wait: Some(wait),
-            ..Step::default()
-        };
-    }
-    let has_record = inputs
-        .observed
-        .instances
-        .contains_key(&candidate.record.name);
+fn refuse(inputs: Inputs<'_>, candidate: Candidate<'_>, wait: Wait) -> Step {
+    let Candidate {
+        record,
+        held: _,
+        since: _,
+        events,
+    } = candidate;
+    let has_record = inputs.observed.instances.contains_key(&record.name);
     Step {
-        record: (has_record && candidate.is_changed)
-            .then(|| RecordChange::Write(Box::new(candidate.record))),
+        record: changed(record).filter(|_| has_record),
         action: None,
         wait: Some(wait),
-        events: candidate.events,
+        events,
     }
 }

@@ -21,7 +21,7 @@ mod instance;
 pub mod lease;
 
 #[cfg(test)]
-mod check;
+pub(crate) mod check;
 
 #[cfg(test)]
 mod tests;
@@ -103,22 +103,33 @@ impl Default for Settings {
 
 /// Decides what to do now.
 pub fn plan(inputs: Inputs<'_>) -> Plan {
-    let mut steps = BTreeMap::new();
+    let mut decided = Vec::with_capacity(inputs.observed.instances.len());
     let mut candidates = Vec::new();
-    let mut decided = |name: &InstanceName, decision: Decision| match decision {
-        Decision::Step(step) => {
-            steps.insert(name.clone(), step);
-        }
-        Decision::Launch(candidate) => candidates.push(candidate),
-    };
+    // Both are in the order of names, so one walk finds each instance's deployment.
+    let mut deployments = inputs.desired.deployments.values().peekable();
     for (name, instance) in &inputs.observed.instances {
-        decided(
-            name,
-            instance::decide(inputs, instance, wish(inputs, &instance.record)),
-        );
+        while deployments
+            .next_if(|deployment| deployment.name < name.deployment)
+            .is_some()
+        {}
+        let deployment = deployments
+            .peek()
+            .copied()
+            .filter(|deployment| deployment.name == name.deployment);
+        let wish = wish(inputs, &instance.record, deployment);
+        match instance::decide(inputs, instance, wish) {
+            Decision::Step(step) => decided.push((name.clone(), step)),
+            Decision::Launch(candidate) => candidates.push(candidate),
+        }
     }
+    let mut steps: BTreeMap<_, _> = decided.into_iter().collect();
     for (name, deployment) in wanted_without_record(inputs) {
-        decided(&name, instance::decide_absent(inputs, &name, deployment));
+        match instance::decide_absent(inputs, &name, deployment) {
+            Decision::Step(step) => {
+                steps.insert(name, step);
+            }
+            Decision::Launch(candidate) => candidates.push(candidate),
+        }
     }
     lease::grant(inputs, &mut steps, candidates);
     let deadline = steps
@@ -128,33 +139,47 @@ pub fn plan(inputs: Inputs<'_>) -> Plan {
     Plan { steps, deadline }
 }
 
-/// Wanted instances that have no record yet. While the folder cannot be read, nothing is launched anew.
-fn wanted_without_record(inputs: Inputs<'_>) -> impl Iterator<Item = (InstanceName, &Deployment)> {
-    let reconcile = inputs.settings.intent == Intent::Reconcile;
-    inputs
-        .desired
-        .deployments
-        .values()
-        .filter(move |_| reconcile)
-        .flat_map(|deployment| deployment.instances().map(move |name| (name, deployment)))
-        .filter(move |(name, _)| !inputs.observed.instances.contains_key(name))
+/// Wanted instances that have no record yet.
+fn wanted_without_record(inputs: Inputs<'_>) -> Vec<(InstanceName, &Deployment)> {
+    let mut absent = Vec::new();
+    if inputs.settings.intent == Intent::StopAll {
+        return absent;
+    }
+    let mut recorded = inputs.observed.instances.keys().peekable();
+    for deployment in inputs.desired.deployments.values() {
+        let place = |name: &InstanceName| (&name.deployment).cmp(&&deployment.name);
+        while recorded.next_if(|name| place(name).is_lt()).is_some() {}
+        for ordinal in 0..deployment.spec.replicas {
+            let is_recorded = recorded
+                .next_if(|name| place(name).is_eq() && name.ordinal == ordinal)
+                .is_some();
+            if !is_recorded {
+                absent.push((deployment.name.instance(ordinal), deployment));
+            }
+        }
+    }
+    absent
 }
 
-/// What is wished of an instance that has a record.
-fn wish<'a>(inputs: Inputs<'a>, record: &Record) -> Wish<'a> {
+/// What is wished of an instance that has a record; `deployment` is its own, if it is among the accepted ones.
+fn wish<'a>(inputs: Inputs<'a>, record: &Record, deployment: Option<&'a Deployment>) -> Wish<'a> {
     if inputs.settings.intent == Intent::StopAll {
         return Wish::Gone(StopReason::Shutdown);
     }
-    if let Some(deployment) = inputs.desired.deployments.get(&record.name.deployment) {
-        let selected = selects_this_node(deployment, inputs.settings);
-        let is_wanted = selected && record.name.ordinal < deployment.spec.replicas;
+    if let Some(deployment) = deployment {
         // Paused means: change nothing, so nothing is scaled down either.
-        return if is_wanted || deployment.spec.paused {
-            Wish::As(deployment)
-        } else if inputs.desired.folder == Folder::Listed {
-            Wish::Gone(StopReason::Removed)
-        } else {
-            Wish::AsRecorded(None)
+        if deployment.spec.paused {
+            return Wish::As(deployment);
+        }
+        let is_wanted = selects_this_node(deployment, inputs.settings)
+            && record.name.ordinal < deployment.spec.replicas;
+        let is_changed = deployment.restart_key != record.restart_key;
+        return match inputs.desired.folder {
+            Folder::Listed if is_wanted => Wish::As(deployment),
+            Folder::Listed => Wish::Gone(StopReason::Removed),
+            // Nothing is stopped while the folder cannot be read, not even for an edit that was seen before.
+            Folder::Unavailable { .. } if is_wanted && !is_changed => Wish::As(deployment),
+            Folder::Unavailable { .. } => Wish::AsRecorded(None),
         };
     }
     match inputs.desired.absence(record) {
