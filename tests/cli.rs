@@ -12,9 +12,10 @@ use std::process::Stdio;
 use nix::sys::signal::{Signal, kill};
 use regex_lite::Regex;
 use serde_json::{Value, json};
-use support::daemon::{Daemon, Said, echo, instances, item, manifest, pid_of};
+use support::daemon::{Daemon, echo, instances, item, manifest, pid_of};
 use support::http::post;
 use support::process::{free_port, wait_for};
+use support::verb::{Kept, Said};
 
 /// What a verb said, without what differs from run to run.
 fn redacted(daemon: &Daemon, said: &Said, names: &BTreeMap<u16, &str>) -> String {
@@ -31,9 +32,12 @@ fn redacted(daemon: &Daemon, said: &Said, names: &BTreeMap<u16, &str>) -> String
     }
     // Columns are as wide as what was replaced. Indentation and carets stay where they are.
     let wide = Regex::new(r"(\S)    *").expect("a pattern");
-    let lines = text.lines().map(|line| match line.contains(" | ") {
-        true => line.to_owned(),
-        false => wide.replace_all(line, "$1   ").trim_end().to_owned(),
+    let lines = text.lines().map(|line| {
+        if line.contains(" | ") {
+            line.to_owned()
+        } else {
+            wide.replace_all(line, "$1   ").trim_end().to_owned()
+        }
     });
     text = lines.collect::<Vec<_>>().join("\n");
     for (pattern, word) in [
@@ -447,13 +451,15 @@ fn logs_are_followed_across_a_relaunch() {
     daemon.put("a.yaml", &echo("a", free_port(), ""));
     let first = daemon.ready_launch("a");
     let out = daemon.path("followed");
-    let mut follower = daemon
-        .command(&["logs", "a", "-f"])
-        .stdin(Stdio::null())
-        .stdout(fs::File::create(&out).expect("a file"))
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("evenkeel is there");
+    let _follower = Kept(
+        daemon
+            .command(&["logs", "a", "-f"])
+            .stdin(Stdio::null())
+            .stdout(fs::File::create(&out).expect("a file"))
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("evenkeel is there"),
+    );
     let followed = |pid: nix::unistd::Pid| {
         let text = format!("starting as pid {pid},");
         daemon.eventually(&format!("{text} is printed"), || {
@@ -462,15 +468,8 @@ fn logs_are_followed_across_a_relaunch() {
                 .then_some(())
         });
     };
-    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        followed(pid_of(&first));
-        kill(pid_of(&first), Signal::SIGKILL).expect("it runs");
-        let second = daemon.relaunched("a-0", &first);
-        followed(pid_of(&second));
-    }));
-    let _ended = follower.kill();
-    let _ended = follower.wait();
-    if let Err(panic) = result {
-        std::panic::resume_unwind(panic);
-    }
+    followed(pid_of(&first));
+    kill(pid_of(&first), Signal::SIGKILL).expect("it runs");
+    let second = daemon.relaunched("a-0", &first);
+    followed(pid_of(&second));
 }

@@ -145,21 +145,15 @@ fn count(daemon: &Daemon, reason: &str) -> usize {
 }
 
 #[test]
-fn what_is_still_being_written_is_read_when_it_is_closed() {
-    use std::io::Write as _;
-
+fn a_file_that_is_written_in_place_is_taken_when_it_is_closed() {
     let daemon = Daemon::start(&["--resync", "600"]);
-    let text = echo("a", free_port(), "");
-    let mut file = fs::File::create(daemon.folder().join("a.yaml")).expect("a file");
-    let (head, tail) = text.split_at(text.len() / 2);
-    file.write_all(head.as_bytes()).expect("half of it");
-    daemon.settle();
-    assert!(daemon.told("-", "ManifestInvalid").is_empty());
-    assert!(daemon.told("a", "ManifestInvalid").is_empty());
-    file.write_all(tail.as_bytes()).expect("the rest");
-    drop(file);
-    daemon.ready("a");
-    assert!(daemon.told("a", "ManifestInvalid").is_empty());
+    let (port, other) = (free_port(), free_port());
+    let path = daemon.folder().join("a.yaml");
+    fs::write(&path, echo("a", port, "")).expect("a file");
+    let before = daemon.ready_launch("a");
+    fs::write(&path, echo("a", other, "")).expect("the file");
+    daemon.relaunched("a-0", &before);
+    assert_eq!(daemon.ready("a")[0]["port"], other);
 }
 
 #[test]

@@ -5,8 +5,8 @@
 //! records say, and ended: also what left its session and its leader, and also when the test panics.
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Write as _};
-use std::fs::{self, File, OpenOptions};
+use std::fmt::Write as _;
+use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -17,13 +17,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+use super::marked::{self, Process};
 use super::process::{as_pid, evenkeel, is_alive, wait_for, wait_until};
+use super::verb::{Said, read, say};
 
-/// The variable that marks everything a daemon starts with its folder.
-const MARK: &str = "KEEL_TEST_WORLD";
-
-/// How long everything may take to stop once a test is over.
-const DOWN_SECONDS: &str = "30";
+/// How long everything may take to stop once a test is over: it says what is left before its caller gives up.
+const DOWN_SECONDS: &str = "25";
 
 /// Between two looks through a verb, which costs a process.
 const PAUSE: Duration = Duration::from_millis(40);
@@ -34,36 +33,6 @@ pub struct Daemon {
     controller: Option<Child>,
     /// How many sentinels were put, so that each has another name.
     settles: AtomicU32,
-}
-
-/// What a verb said.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Said {
-    /// `None`: a signal ended it.
-    pub code: Option<i32>,
-    pub stdout: String,
-    pub stderr: String,
-}
-
-impl Said {
-    /// What it printed, if it succeeded.
-    pub fn done(self) -> String {
-        assert_eq!(self.code, Some(0), "{self}");
-        self.stdout
-    }
-}
-
-impl fmt::Display for Said {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let code = self
-            .code
-            .map_or("a signal".to_owned(), |code| code.to_string());
-        write!(
-            f,
-            "exit code: {code}\n--- stdout\n{}--- stderr\n{}",
-            self.stdout, self.stderr
-        )
-    }
 }
 
 impl Daemon {
@@ -133,7 +102,7 @@ impl Daemon {
             command.arg("--devices").arg(self.devices());
         }
         command
-            .env(MARK, self.root.path())
+            .env(marked::MARK, self.root.path())
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a second handle"))
             .stderr(log)
@@ -419,7 +388,7 @@ impl Daemon {
     /// Everything that runs and was started by a controller of this daemon.
     pub fn processes(&self) -> Vec<Process> {
         let controller = self.controller.as_ref().map(Child::id);
-        marked(self.root.path())
+        marked::processes(self.root.path())
             .into_iter()
             .filter(|process| Some(process.pid.as_raw().cast_unsigned()) != controller)
             .collect()
@@ -459,7 +428,7 @@ impl Drop for Daemon {
             let _ended = controller.wait();
         }
         if std::thread::panicking() {
-            end(self.root.path());
+            marked::end(self.root.path());
             return;
         }
         let said = if self.state().exists() {
@@ -473,99 +442,11 @@ impl Drop for Daemon {
         };
         let records = self.records();
         let left = self.processes();
-        end(self.root.path());
+        marked::end(self.root.path());
         assert_eq!(said.code, Some(0), "{said}\n{}", self.log());
         assert!(records.is_empty(), "records are left: {records:#?}");
         assert!(left.is_empty(), "processes are left: {left:#?}");
     }
-}
-
-/// A process that a daemon started.
-pub struct Process {
-    pub pid: Pid,
-    environment: Vec<String>,
-}
-
-impl Process {
-    pub fn variable(&self, name: &str) -> Option<&str> {
-        let mut values = self.environment.iter();
-        values.find_map(|entry| entry.strip_prefix(name)?.strip_prefix('='))
-    }
-}
-
-impl fmt::Debug for Process {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let instance = self.variable("EVENKEEL_INSTANCE").unwrap_or("no instance");
-        write!(f, "pid {} of {instance}", self.pid)
-    }
-}
-
-/// Everything alive that carries the mark.
-fn marked(root: &Path) -> Vec<Process> {
-    let mark = format!("{MARK}={}", root.display());
-    let entries = fs::read_dir("/proc").expect("/proc is there");
-    entries
-        .filter_map(|entry| {
-            let pid: i32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
-            let bytes = fs::read(format!("/proc/{pid}/environ")).ok()?;
-            let environment: Vec<String> = bytes
-                .split(|byte| *byte == 0)
-                .map(|entry| String::from_utf8_lossy(entry).into_owned())
-                .collect();
-            let pid = Pid::from_raw(pid);
-            (environment.contains(&mark) && is_alive(pid)).then_some(Process { pid, environment })
-        })
-        .collect()
-}
-
-/// Kills everything that carries the mark, and what that starts meanwhile.
-fn end(root: &Path) {
-    for _ in 0..100 {
-        let left = marked(root);
-        if left.is_empty() {
-            return;
-        }
-        for process in left {
-            let _gone = kill(process.pid, Signal::SIGKILL);
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Runs a command to its end. Its output goes into files, so that it never waits for a reader.
-pub fn say(command: &mut Command) -> Said {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let (out, err) = (folder.path().join("out"), folder.path().join("err"));
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(File::create(&out).expect("a file"))
-        .stderr(File::create(&err).expect("a file"))
-        .spawn()
-        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let mut status = None;
-    let deadline = std::time::Instant::now() + 2 * super::process::PATIENCE;
-    while status.is_none() && std::time::Instant::now() < deadline {
-        status = child.try_wait().expect("our own child");
-        if status.is_none() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-    let said = |status: Option<std::process::ExitStatus>| Said {
-        code: status.and_then(|status| status.code()),
-        stdout: read(&out),
-        stderr: read(&err),
-    };
-    if status.is_none() {
-        let _ended = child.kill();
-        let _ended = child.wait();
-        panic!("{command:?} does not end: {}", said(None));
-    }
-    said(status)
-}
-
-fn read(path: &Path) -> String {
-    let bytes = fs::read(path).unwrap_or_default();
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 // -- manifests

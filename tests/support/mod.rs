@@ -9,4 +9,6 @@ pub mod gguf;
 pub mod http;
 pub mod launcher;
 pub mod llama;
+pub mod marked;
 pub mod process;
+pub mod verb;
