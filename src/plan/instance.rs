@@ -447,7 +447,8 @@ impl<'a> Context<'a> {
     /// The gate has opened. Only now does the record say that the engine runs: one that is found gone before this never
     /// did, for all that is known, and is no failure of the engine's.
     fn started(self, launch: &Launch) -> Step {
-        let deadline = self.now() + health::startup_deadline(&self.instance.record.spec, self.inputs.settings);
+        let deadline =
+            self.now() + health::startup_deadline(&self.instance.record.spec, self.inputs.settings);
         Step {
             record: Some(self.with_launch(Launch {
                 started_at: Some(self.now()),
@@ -733,7 +734,12 @@ fn refreshed<'a>(record: Cow<'a, Record>, deployment: &Deployment) -> Cow<'a, Re
 fn renewed<'a>(record: Cow<'a, Record>, deployment: &Deployment) -> Cow<'a, Record> {
     if record.restart_key != deployment.restart_key {
         return Cow::Owned(Record {
-            history: History::default(),
+            history: History {
+                restarts: 0,
+                failures: 0,
+                // How it ended stays to be seen; it counts for nothing any more.
+                last: record.history.last.clone(),
+            },
             ..taken_over(record, deployment)
         });
     }
@@ -819,7 +825,8 @@ fn is_completed(history: &History, policy: RestartPolicy) -> bool {
         .cause
         .status()
         .is_some_and(|status| status.code == Some(0));
-    last.cause.is_failure()
+    history.failures > 0
+        && last.cause.is_failure()
         && match policy {
             RestartPolicy::Always => false,
             RestartPolicy::OnFailure => succeeded,

@@ -459,11 +459,7 @@ fn launch(inputs: Inputs<'_>, candidate: Candidate<'_>, lease: Lease) -> Step {
     } = candidate;
     let record = record.into_owned();
     let launch_id = LaunchId::derive(inputs.nonce, &record.name);
-    let is_restart = record
-        .history
-        .last
-        .as_ref()
-        .is_some_and(|last| last.cause.is_failure());
+    let is_restart = record.history.failures > 0;
     let order = engine::launch_order(LaunchFacts {
         instance: &record.name,
         launch_id,

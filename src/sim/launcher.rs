@@ -228,9 +228,15 @@ impl World {
             };
             return ProbeResult::Stranger { stranger };
         }
-        let leader = launch.handle.as_ref().and_then(|handle| self.leader(handle));
+        let leader = launch
+            .handle
+            .as_ref()
+            .and_then(|handle| self.leader(handle));
         match leader.map(|pid| &self.processes[&pid].part) {
-            Some(Part::Leader { healthy_from, sick_from }) => {
+            Some(Part::Leader {
+                healthy_from,
+                sick_from,
+            }) => {
                 if sick_from.is_some_and(|at| at <= self.now) {
                     failure("500")
                 } else if healthy_from.is_some_and(|at| at <= self.now) {

@@ -199,7 +199,10 @@ impl World {
     pub fn boundary(&mut self, what: &impl Display) -> bool {
         if !self.controller_died {
             if self.dies_at_boundary == Some(self.boundaries) {
-                self.note(&format!("THE CONTROLLER DIES at boundary {}: {what}", self.boundaries));
+                self.note(&format!(
+                    "THE CONTROLLER DIES at boundary {}: {what}",
+                    self.boundaries
+                ));
                 self.controller_died = true;
             }
             self.boundaries += 1;
@@ -314,8 +317,12 @@ impl World {
         let (Some(mut owner), manner) = (process.owner.clone(), process.manner.clone()) else {
             return;
         };
-        let is_port_taken = owner.port.is_some_and(|port| self.port_holder(port).is_some());
-        let mut end = manner.ends_after.map(|after| (now + after, exited(manner.exit_code)));
+        let is_port_taken = owner
+            .port
+            .is_some_and(|port| self.port_holder(port).is_some());
+        let mut end = manner
+            .ends_after
+            .map(|after| (now + after, exited(manner.exit_code)));
         if is_port_taken {
             owner.port = None;
             end = Some((now + self.random.millis(20, 400), exited(1)));
@@ -345,7 +352,11 @@ impl World {
         let pid = self.new_pid();
         self.last_ticks += 1;
         let owner = owner.map(|owner| Owner {
-            leader: if part == Part::Worker { owner.leader } else { pid },
+            leader: if part == Part::Worker {
+                owner.leader
+            } else {
+                pid
+            },
             ..owner
         });
         self.processes.insert(
@@ -365,7 +376,10 @@ impl World {
     /// Often one that was in use before. The number of a session that still has members is not given away.
     fn new_pid(&mut self) -> u32 {
         let is_session = |pid: &u32| {
-            let mut owners = self.processes.values().filter_map(|process| process.owner.as_ref());
+            let mut owners = self
+                .processes
+                .values()
+                .filter_map(|process| process.owner.as_ref());
             owners.any(|owner| owner.leader == *pid)
         };
         let free: Vec<u32> = self
