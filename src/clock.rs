@@ -1,5 +1,3 @@
-// effect: reads clocks; nobody else does.
-
 //! Wall time that never steps while the controller lives.
 //!
 //! A wall clock steps: NTP corrects it after boot, people set it. A deadline taken before a step and compared after it
@@ -12,6 +10,7 @@
 //! still seen, once.
 //!
 //! Invariant: [`Clock::now`] never goes backwards.
+#![expect(clippy::disallowed_methods, reason = "reads clocks; nobody else does")]
 
 use std::time::Duration;
 

@@ -174,3 +174,20 @@ impl std::fmt::Display for ExitStatus {
         Ok(())
     }
 }
+
+/// The texts of the error's sources, without those that an earlier text says already: errors of other crates like to
+/// repeat their source.
+pub fn causes(error: &dyn std::error::Error) -> Vec<String> {
+    let mut said = error.to_string();
+    let mut causes = Vec::new();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let text = error.to_string();
+        if !said.contains(&text) {
+            said = format!("{said}\n{text}");
+            causes.push(text);
+        }
+        source = error.source();
+    }
+    causes
+}

@@ -1,9 +1,11 @@
-// effect: files. Reads bounded regular files and replaces files; decides nothing about what is in them.
-
 //! Reading and replacing small files of the state folder.
 //!
 //! Invariant: a reader finds the old content or the new, never a part of either, and no read follows a symlink, waits
 //! for a fifo or takes more memory than its limit.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "files. Reads bounded regular files and replaces files; decides nothing about what is in them"
+)]
 
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};

@@ -1,10 +1,13 @@
-// effect: reads /proc. Nothing else, and writes nowhere.
 //! What the kernel tells of processes and listening sockets.
 //!
 //! Readers get three answers, never two: it is so, it is not there (any more), it cannot be read. What a process wrote
 //! itself (its name, its environment) is parsed as hostile text.
 //!
 //! Invariant: a process that ended, a zombie included, is never reported as running.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "reads /proc. Nothing else, and writes nowhere"
+)]
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;

@@ -64,7 +64,7 @@ pub struct Launch {
     pub lease: Lease,
     /// When the lease was taken.
     pub reserved_at: Timestamp,
-    /// When the engine was let run.
+    /// When the engine was let run; none while it is not known to have been.
     pub started_at: Option<Timestamp>,
     /// When it was first ready.
     pub ready_at: Option<Timestamp>,

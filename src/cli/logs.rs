@@ -1,11 +1,10 @@
-// effect: reads STATE/logs.
-
 //! `evenkeel logs`: what an instance printed.
 //!
 //! The engine writes straight into `STATE/logs/INSTANCE.log`; at a relaunch that becomes `INSTANCE.1.log`, and a file that
 //! grew too long is emptied in place. Following copes with both.
 //!
 //! Invariant: what is printed is what is in the file, byte by byte; nothing of it is taken for text.
+#![expect(clippy::disallowed_methods, reason = "reads STATE/logs")]
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};

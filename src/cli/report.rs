@@ -6,6 +6,8 @@ use std::error::Error;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
+use crate::failure::causes;
+
 /// How a verb ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
@@ -111,23 +113,6 @@ impl Report {
         };
         clean_end(print())
     }
-}
-
-/// The texts of the error's sources, without those that an earlier text says already: errors of other crates like to
-/// repeat their source.
-pub fn causes(error: &dyn Error) -> Vec<String> {
-    let mut said = error.to_string();
-    let mut causes = Vec::new();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let text = error.to_string();
-        if !said.contains(&text) {
-            said = format!("{said}\n{text}");
-            causes.push(text);
-        }
-        source = error.source();
-    }
-    causes
 }
 
 /// File names and the words of engines are in error texts: only line ends and tabs of them reach the terminal.

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
+use super::report::clean_end;
 use crate::desired::{Problem, ProblemKind};
 use crate::source::{CheckedFile, Depth, check};
 
@@ -58,10 +59,11 @@ pub fn validate(
             }),
         }
     }
-    match format {
-        Format::Text => print_text(&files, out, err)?,
-        Format::Json => print_json(&files, out)?,
-    }
+    // A reader that went away does not make them valid.
+    clean_end(match format {
+        Format::Text => print_text(&files, out, err),
+        Format::Json => print_json(&files, out),
+    })?;
     Ok(exit_code(&files))
 }
 

@@ -4,6 +4,12 @@
 //! the records, starts effects, tells people, and sleeps until a wake or the plan's earliest deadline.
 //!
 //! Invariant: every wake may be lost. A resync looks at everything, so that the loop converges without any.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a scan of the folder can block long; its task is owned by the loop's task set"
+)]
+
+mod options;
 
 mod execute;
 
@@ -17,7 +23,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{Signal, SignalKind as UnixSignal, signal};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
@@ -25,136 +30,27 @@ use uuid::Uuid;
 
 use crate::clock::Clock;
 use crate::desired::Desired;
-use crate::devices::{self, InventoryError};
+use crate::devices::{self};
 use crate::event::{Event, Reason};
-use crate::journal::{Journal, JournalError};
+use crate::failure::causes;
+use crate::journal::Journal;
 use crate::launch::Launcher;
 use crate::launch::process::ProcessLauncher;
 use crate::names::{InstanceName, LaunchId};
 use crate::observed::{Inventory, Liveness};
 use crate::plan::{Intent, Plan, Settings};
-use crate::probe::{Prober, ProberError};
+use crate::probe::Prober;
 use crate::record::Launch;
 use crate::source::{
-    Depth, FolderChange, FolderChanges, FolderError, Scan, ScanOptions, Scanner, Watch,
-    WorldWritable, check_folder, watch,
+    FolderChange, FolderChanges, Scan, Scanner, Watch, WorldWritable, check_folder, watch,
 };
-use crate::store::{Controller as LockHolder, LockError, StateLock, Store, StoreError};
+use crate::store::{Controller as LockHolder, LockError, StateLock, Store};
+pub use options::{OnExit, Options, RunError};
+
 use execute::Executor;
+use options::seconds;
 use step::Core;
 use wake::Wake;
-
-/// How a controller is set up. Written into the lock file, so that the command line plans with the same settings.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Options {
-    /// The manifest folder.
-    pub folder: PathBuf,
-    /// The state folder.
-    pub state: PathBuf,
-    /// An inventory file instead of looking for devices.
-    pub devices: Option<PathBuf>,
-    /// How long a document must be absent before its instances are stopped.
-    pub removal_grace_seconds: f64,
-    /// How often everything is looked at without a wake.
-    pub resync_seconds: f64,
-    /// Instances between launch and ready at a time; 0: any number.
-    pub max_launches: u32,
-    /// Instead of the engines' own start-up deadlines.
-    pub startup_deadline_seconds: Option<u32>,
-    /// Labels of this host, for `nodeSelector`.
-    pub node_labels: BTreeMap<String, String>,
-    /// Whether folders in the folder are looked into.
-    pub recursive: bool,
-    /// Scan this often, for file systems without events.
-    pub poll_seconds: Option<f64>,
-    /// What ending the controller does to the instances; none: SIGTERM leaves them, SIGINT stops them.
-    pub on_exit: Option<OnExit>,
-    /// Accept a folder that everybody may write to.
-    pub allow_world_writable: bool,
-}
-
-/// What ending the controller does to the instances.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum OnExit {
-    /// They are stopped.
-    Stop,
-    /// They are left running.
-    Leave,
-}
-
-impl Options {
-    /// The plan's part of it.
-    pub fn settings(&self, intent: Intent) -> Settings {
-        let node = nix::unistd::gethostname()
-            .ok()
-            .and_then(|name| name.into_string().ok())
-            .unwrap_or_else(|| "localhost".to_owned());
-        let mut node_labels = self.node_labels.clone();
-        node_labels
-            .entry("kubernetes.io/hostname".to_owned())
-            .or_insert_with(|| node.clone());
-        Settings {
-            removal_grace: seconds(self.removal_grace_seconds),
-            max_launches: self.max_launches,
-            startup_deadline: self
-                .startup_deadline_seconds
-                .map(|seconds| Duration::from_secs(seconds.into())),
-            node,
-            node_labels,
-            intent,
-        }
-    }
-
-    /// How the folder is scanned.
-    pub fn scan_options(&self) -> ScanOptions {
-        ScanOptions {
-            depth: if self.recursive {
-                Depth::Recursive
-            } else {
-                Depth::Flat
-            },
-        }
-    }
-}
-
-/// A duration from a number that clap has checked; nonsense becomes nothing rather than a panic.
-fn seconds(number: f64) -> Duration {
-    Duration::try_from_secs_f64(number).unwrap_or_default()
-}
-
-/// Why a controller does not run.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// The manifest folder is unfit.
-    #[error(transparent)]
-    Folder(#[from] FolderError),
-    /// Another controller has the state folder, or it cannot be locked.
-    #[error(transparent)]
-    Lock(#[from] LockError),
-    /// The state folder is unfit.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The journal cannot be opened.
-    #[error(transparent)]
-    Journal(#[from] JournalError),
-    /// The inventory cannot be read.
-    #[error(transparent)]
-    Inventory(#[from] InventoryError),
-    /// Probing cannot be set up.
-    #[error(transparent)]
-    Prober(#[from] ProberError),
-    /// The system refuses what every controller needs.
-    #[error("{what}")]
-    System {
-        /// What was asked of it.
-        what: &'static str,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-}
 
 /// A controller that ends leaves its lock within milliseconds; a start waits this long for it, so that a restart does not
 /// trip over its predecessor.
@@ -211,6 +107,7 @@ pub async fn run(options: Options, intent: Intent, onlooker: Onlooker) -> Result
     let signals = Signals {
         terminate: signal(UnixSignal::terminate()).map_err(system("SIGTERM cannot be handled"))?,
         interrupt: signal(UnixSignal::interrupt()).map_err(system("SIGINT cannot be handled"))?,
+        _child: signal(UnixSignal::child()).map_err(system("SIGCHLD cannot be handled"))?,
         hang_up: signal(UnixSignal::hangup()).map_err(system("SIGHUP cannot be handled"))?,
     };
     let mut controller = Controller {
@@ -238,7 +135,9 @@ pub async fn run(options: Options, intent: Intent, onlooker: Onlooker) -> Result
     for (reason, message) in loaded.events {
         controller.tell(&Event::general(controller.clock.now(), reason, message));
     }
-    controller.arm_watch();
+    if intent == Intent::Reconcile {
+        controller.arm_watch();
+    }
     controller.adopt();
     controller.first_scan().await;
     controller.reconcile(signals).await;
@@ -261,6 +160,8 @@ struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hang_up: Signal,
+    /// Only that it is handled: where a parent left SIGCHLD ignored, exit codes would be lost.
+    _child: Signal,
 }
 
 struct Controller {
@@ -314,7 +215,7 @@ impl Controller {
         ) {
             Ok(watch) => self.watch = Some(watch),
             Err(error) => {
-                warn!(error = %chain(&error), "the folder is not watched: changes are seen at each resync")
+                warn!(error = %chain(&error), "the folder is not watched: changes are seen at each resync");
             }
         }
     }
@@ -386,9 +287,8 @@ impl Controller {
         self.start_scan();
         let scanned =
             tokio::time::timeout(FIRST_SCAN_PATIENCE, self.executor.tasks.join_next()).await;
-        match scanned {
-            Ok(Some(Ok(wake))) => self.take(wake),
-            Ok(Some(Err(_)) | None) | Err(_) => {}
+        if let Ok(Some(ended)) = scanned {
+            self.take_joined(ended);
         }
     }
 
@@ -403,15 +303,16 @@ impl Controller {
                 return;
             }
             let now = self.clock.now();
-            let wake_at = [Some(next_resync), deadline, self.look_again_at]
+            let look_at = [Some(next_resync), deadline, self.look_again_at]
                 .into_iter()
                 .flatten()
                 .min()
                 .unwrap_or(next_resync);
-            let mut sleep = Duration::try_from(wake_at.duration_since(now)).unwrap_or_default();
+            let mut sleep = Duration::try_from(look_at.duration_since(now)).unwrap_or_default();
             if !is_busy {
                 sleep = sleep.max(IDLE_FLOOR);
             }
+            let wake_at = tokio::time::Instant::now() + sleep;
             tokio::select! {
                 biased;
                 _ = signals.terminate.recv() => {
@@ -429,7 +330,9 @@ impl Controller {
                 () = self.marks.notify.notified() => {
                     self.is_scan_wanted = true;
                 }
-                () = tokio::time::sleep(sleep) => {}
+                () = tokio::time::sleep_until(wake_at) => {
+                    self.look_at_doubtful();
+                }
             }
             // Many wakes, one pass.
             while let Some(ended) = self.executor.tasks.try_join_next() {
@@ -607,6 +510,18 @@ impl Controller {
             .spawn_local(async move { Wake::Scanned(scanning.await.ok()) });
     }
 
+    /// What could not be proven is looked at again whenever the plan's deadline is reached: no wake tells of it.
+    fn look_at_doubtful(&mut self) {
+        let instances = self.core.observed().instances.iter();
+        let doubtful: Vec<_> = instances
+            .filter(|(_, instance)| matches!(instance.liveness, Liveness::Unknown { .. }))
+            .filter_map(|(name, instance)| Some((name.clone(), instance.record.launch.clone()?)))
+            .collect();
+        for (name, launch) in doubtful {
+            self.inspect(&name, &launch);
+        }
+    }
+
     /// The safety net below every wake.
     fn look_at_everything(&mut self) {
         self.is_scan_wanted = true;
@@ -649,7 +564,7 @@ impl Controller {
                 warn!(instance = %name, error = %chain(&error), "its temporary folder could not be removed");
             }
         }
-        let is_busy = pass.plan.is_change();
+        let is_busy = pass.is_busy;
         for (name, action) in pass.actions {
             if let Some(launch) = self.launch(&name) {
                 self.executor.start(name, &launch, action);
@@ -677,6 +592,11 @@ impl Controller {
     }
 }
 
+/// The whole chain of an error in one line.
 fn chain(error: &dyn std::error::Error) -> String {
-    crate::cli::report::causes(error).join(": ")
+    let causes = causes(error);
+    std::iter::once(error.to_string())
+        .chain(causes)
+        .collect::<Vec<_>>()
+        .join(": ")
 }

@@ -24,14 +24,26 @@ use crate::store::Records;
 /// A record that could not be written is tried again this soon: a full disk is not emptied in milliseconds.
 const RETRY_WRITE: Duration = Duration::from_secs(5);
 
+/// Every effect ends by itself, the slowest after half a minute. One whose end was not heard of for this long was lost (its
+/// task broke off), and what it did is looked for anew.
+const EFFECT_LIMIT: Duration = Duration::from_mins(1);
+
 /// What is known of every instance, and how it changes.
 #[derive(Debug, Default)]
 pub struct Core {
     observed: Observed,
+    /// When the last lifecycle effect and the last probe of each instance began.
+    began: BTreeMap<InstanceName, Began>,
     /// What each instance waited for in the last pass: a person is told of a wait once.
     waits: BTreeMap<InstanceName, Wait>,
     /// Whose record could not be written, so that a person is told once.
     unwritten: BTreeMap<InstanceName, String>,
+}
+
+#[derive(Debug, Default)]
+struct Began {
+    effect: Option<Timestamp>,
+    probe: Option<Timestamp>,
 }
 
 /// What a pass came to.
@@ -49,6 +61,14 @@ pub struct Pass {
     pub events: Vec<Event>,
     /// When to look again without a wake.
     pub deadline: Option<Timestamp>,
+    /// Whether anything was committed or started, probes aside: then the next pass may find more to do.
+    pub is_busy: bool,
+}
+
+impl Pass {
+    fn look_again(&mut self, at: Option<Timestamp>) {
+        self.deadline = self.deadline.into_iter().chain(at).min();
+    }
 }
 
 impl Core {
@@ -101,8 +121,8 @@ impl Core {
         };
         instance.effect = None;
         instance.outcome = match outcome {
-            // These say that nothing is left to be written.
-            Outcome::Released | Outcome::Signalled { .. } => None,
+            // This says that nothing is left to be written.
+            Outcome::Signalled { .. } => None,
             news => Some(news),
         };
         true
@@ -151,6 +171,26 @@ impl Core {
         }
     }
 
+    /// What time alone changes, at the beginning of each pass. An effect whose end was never heard of counts as ended; a
+    /// resync notices, because nothing waits for what does not happen.
+    pub fn catch_up(&mut self, now: Timestamp) {
+        for instance in self.observed.instances.values_mut() {
+            instance.health.since.get_or_insert(now);
+        }
+        let is_over = |at: &mut Timestamp| *at + EFFECT_LIMIT <= now;
+        for (name, began) in &mut self.began {
+            let Some(instance) = self.observed.instances.get_mut(name) else {
+                continue;
+            };
+            if began.effect.take_if(is_over).is_some() {
+                instance.effect = None;
+            }
+            if began.probe.take_if(is_over).is_some() {
+                instance.health.in_flight = false;
+            }
+        }
+    }
+
     /// Decides, commits the records, and hands out the effects.
     pub fn pass(
         &mut self,
@@ -161,6 +201,7 @@ impl Core {
         nonce: Uuid,
         records: &mut dyn Records,
     ) -> Pass {
+        self.catch_up(now);
         let plan = plan::plan(Inputs {
             desired,
             observed: &self.observed,
@@ -169,10 +210,7 @@ impl Core {
             now,
             nonce,
         });
-        let mut pass = Pass {
-            deadline: plan.deadline,
-            ..Pass::default()
-        };
+        let mut pass = Pass::default();
         for (name, step) in &plan.steps {
             self.carry_out(name, step, now, records, &mut pass);
         }
@@ -214,18 +252,27 @@ impl Core {
                             message,
                         ));
                     }
-                    let retry = now + RETRY_WRITE;
-                    pass.deadline =
-                        Some(pass.deadline.map_or(retry, |deadline| deadline.min(retry)));
+                    // What the step waits for does not count: nothing of it has happened.
+                    pass.look_again(Some(now + RETRY_WRITE));
                     return;
                 }
             }
         }
+        pass.look_again(step.wait.as_ref().and_then(|wait| wait.until));
+        pass.is_busy |= step.is_change();
         pass.events.extend(step.events.iter().cloned());
         if let Some(action) = &step.action
             && let Some(instance) = self.observed.instances.get_mut(name)
         {
             begin(instance, action, now);
+            let began = self.began.entry(name.clone()).or_default();
+            match action {
+                Action::Probe { .. } => began.probe = Some(now),
+                Action::Prepare(_)
+                | Action::Release { .. }
+                | Action::Resolve { .. }
+                | Action::Signal { .. } => began.effect = Some(now),
+            }
             pass.actions.push((name.clone(), action.clone()));
         }
     }
@@ -242,6 +289,7 @@ impl Core {
         let record = match change {
             RecordChange::Forget => {
                 self.observed.instances.remove(name);
+                self.began.remove(name);
                 pass.forgotten.push(name.clone());
                 return;
             }
@@ -282,10 +330,13 @@ impl Core {
         let mut waiting_since = BTreeMap::new();
         for (name, wait) in &waits {
             let before = self.waits.get(name);
-            let is_new = before.is_none_or(|before| before.reason.word() != wait.reason.word());
+            let is_new = before.is_none_or(|before| match (&before.reason, &wait.reason) {
+                (WaitReason::Refused(before), WaitReason::Refused(now)) => before != now,
+                (before, now) => before.word() != now.word(),
+            });
             if let Some(reason) = event_of_wait(&wait.reason).filter(|_| is_new) {
                 pass.events
-                    .push(Event::of_instance(now, name, reason, wait.to_string()));
+                    .push(Event::of_instance(now, name, reason, wait.sentence()));
             }
             let has_launch = self
                 .observed
@@ -319,7 +370,6 @@ fn begin(instance: &mut Instance, action: &Action, now: Timestamp) {
         }
         Action::Probe { .. } => {
             instance.health.in_flight = true;
-            instance.health.since.get_or_insert(now);
         }
     }
 }

@@ -1,5 +1,3 @@
-// effect: reads the inventory file.
-
 //! Devices that a person declares, in YAML or JSON:
 //!
 //! ```yaml
@@ -11,6 +9,7 @@
 //! same people as manifests, and needs nothing of what makes manifests difficult.
 //!
 //! Invariant: strict. A field that is not known, or a device declared twice, is an error.
+#![expect(clippy::disallowed_methods, reason = "reads the inventory file")]
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -1,7 +1,10 @@
-// effect: reads the inherited environment, the files of `valueFrom`, and whether a program can be executed.
 //! From an order to the gate's instruction: environment, program, and words for what is wrong with them.
 //!
 //! Invariant: what comes out carries its own launch id, whatever the manifest or the inherited environment say.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "reads the inherited environment, the files of `valueFrom`, and whether a program can be executed"
+)]
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};

@@ -1,4 +1,3 @@
-// effect: starts this very binary as a gate; inside the gate: leaves the session, replaces the process.
 //! The gate: the process that waits until a record names it, and then becomes the engine.
 //!
 //! The launcher starts `/proc/self/exe __gate` and sends it one instruction through a pipe: program, arguments,
@@ -15,6 +14,10 @@
 //!          ── one byte ──────► exec
 //!          ◄── end of file ─── it is the engine now; or the error number
 //! ```
+#![expect(
+    clippy::disallowed_methods,
+    reason = "starts this very binary as a gate; inside the gate: leaves the session, replaces the process"
+)]
 
 use std::convert::Infallible;
 use std::ffi::{CString, OsStr, OsString};

@@ -1,4 +1,3 @@
-// effect: renames, cuts and reads log files, and removes instances' temporary folders.
 //! The log files: `NAME.log` for the launch that runs, `NAME.1.log` for the one before, and so on.
 //!
 //! An engine writes into its file directly, opened for appending. So the file can be cut while it is written: what comes
@@ -8,6 +7,10 @@
 //! takes their place. That is bounded by [`KEPT`] × [`SIZE_LIMIT`] per name. The temporary folder does not stay.
 //!
 //! Invariant: no more than [`KEPT`] files per name, and no older one is larger than [`SIZE_LIMIT`].
+#![expect(
+    clippy::disallowed_methods,
+    reason = "renames, cuts and reads log files, and removes instances' temporary folders"
+)]
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};

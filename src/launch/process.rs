@@ -1,4 +1,3 @@
-// effect: starts processes, signals them, waits for them; tests whether ports are free.
 //! The launcher of processes of this host.
 //!
 //! Every signal and every wait goes through a pidfd that was opened first and proven after: the process that had the
@@ -9,6 +8,10 @@
 //!
 //! Invariant: nothing is signalled that is not proven a member at that moment, and no child stays a zombie once it was
 //! inspected or watched.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "starts processes, signals them, waits for them; tests whether ports are free"
+)]
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

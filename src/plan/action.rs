@@ -250,23 +250,30 @@ impl fmt::Display for WaitReason {
     }
 }
 
+impl Wait {
+    /// Why and until when, without the word.
+    pub fn sentence(&self) -> String {
+        let reason = &self.reason;
+        match (reason, self.until) {
+            (WaitReason::BackOff { .. }, Some(until)) => {
+                format!("{reason}, next try at {}", whole_seconds(until))
+            }
+            (WaitReason::Starting { deadline, .. }, _) => {
+                format!("{reason}, until {}", whole_seconds(*deadline))
+            }
+            (WaitReason::Stopping { kill_at, .. }, _) => {
+                format!("{reason}, killed at {}", whole_seconds(*kill_at))
+            }
+            _ => reason.to_string(),
+        }
+    }
+}
+
 impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.reason.word() {
-            "" => self.reason.fmt(f)?,
-            word => write!(f, "{word}: {}", self.reason)?,
-        }
-        match (&self.reason, self.until) {
-            (WaitReason::BackOff { .. }, Some(until)) => {
-                write!(f, ", next try at {}", whole_seconds(until))
-            }
-            (WaitReason::Starting { deadline, .. }, _) => {
-                write!(f, ", until {}", whole_seconds(*deadline))
-            }
-            (WaitReason::Stopping { kill_at, .. }, _) => {
-                write!(f, ", killed at {}", whole_seconds(*kill_at))
-            }
-            _ => Ok(()),
+            "" => f.write_str(&self.sentence()),
+            word => write!(f, "{word}: {}", self.sentence()),
         }
     }
 }

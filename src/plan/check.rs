@@ -199,7 +199,7 @@ const RULES: &[Rule] = &[
                 });
                 launch.id == *launch_id
                     && launch.stop.is_none()
-                    && launch.started_at.is_some()
+                    && launch.started_at.is_none()
                     && launch.handle.is_some()
                     && launch.handle.as_ref() == prepared
             }),

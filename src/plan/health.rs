@@ -160,6 +160,25 @@ pub fn judge(
     }
 }
 
+/// The question whose answer says how the instance is, whenever it is asked: for who looks once.
+pub fn question(spec: &InstanceSpec, launch: &Launch) -> Option<ProbeRequest> {
+    let (purpose, written) = match launch.ready_at {
+        None => (
+            ProbePurpose::Startup,
+            spec.startup_probe
+                .as_ref()
+                .or(spec.readiness_probe.as_ref()),
+        ),
+        Some(_) => (
+            ProbePurpose::Liveness,
+            spec.readiness_probe
+                .as_ref()
+                .or(spec.liveness_probe.as_ref()),
+        ),
+    };
+    Probe::of(written, spec, STARTUP_PERIOD_SECONDS)?.request(purpose, launch)
+}
+
 fn judge_start(
     spec: &InstanceSpec,
     launch: &Launch,

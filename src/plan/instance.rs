@@ -226,6 +226,7 @@ impl<'a> Context<'a> {
             Some(Outcome::Unresolved { why } | Outcome::Unproven { why }) => {
                 self.unknown(why).into()
             }
+            Some(Outcome::Released) if launch.started_at.is_none() => self.started(launch).into(),
             Some(Outcome::Failed(_) | Outcome::Released | Outcome::Signalled { .. }) | None => {
                 self.decide_launched(launch, wish)
             }
@@ -435,28 +436,42 @@ impl<'a> Context<'a> {
             return self.stop(&prepared, reason);
         }
         Step {
-            record: Some(self.with_launch(Launch {
-                started_at: Some(self.now()),
-                ..prepared
-            })),
+            record: Some(self.with_launch(prepared)),
             action: Some(Action::Release {
                 launch_id: launch.id,
             }),
-            events: vec![self.event(
-                launch,
-                Reason::Started,
-                started_message(handle, &launch.lease),
-            )],
             ..Step::default()
         }
     }
 
-    /// A process of an earlier controller's launch was found by its launch id.
+    /// The gate has opened. Only now does the record say that the engine runs: one that is found gone before this never
+    /// did, for all that is known, and is no failure of the engine's.
+    fn started(self, launch: &Launch) -> Step {
+        let deadline =
+            self.now() + health::startup_deadline(&self.instance.record.spec, self.inputs.settings);
+        Step {
+            record: Some(self.with_launch(Launch {
+                started_at: Some(self.now()),
+                ..launch.clone()
+            })),
+            wait: Some(Wait {
+                reason: WaitReason::Starting {
+                    deadline,
+                    last_probe: String::new(),
+                },
+                // The next pass knows when it is probed first.
+                until: Some(self.now()),
+            }),
+            events: vec![self.event(launch, Reason::Started, started_message(launch))],
+            ..Step::default()
+        }
+    }
+
+    /// A process of an earlier controller's launch was found by its launch id. It can only be a gate that was not opened.
     fn adopt(self, launch: &Launch, handle: &Handle) -> Step {
         Step {
             record: Some(self.with_launch(Launch {
                 handle: Some(handle.clone()),
-                started_at: launch.started_at.or(Some(self.now())),
                 ..launch.clone()
             })),
             wait: Some(Wait {
@@ -719,7 +734,12 @@ fn refreshed<'a>(record: Cow<'a, Record>, deployment: &Deployment) -> Cow<'a, Re
 fn renewed<'a>(record: Cow<'a, Record>, deployment: &Deployment) -> Cow<'a, Record> {
     if record.restart_key != deployment.restart_key {
         return Cow::Owned(Record {
-            history: History::default(),
+            history: History {
+                restarts: 0,
+                failures: 0,
+                // How it ended stays to be seen; it counts for nothing any more.
+                last: record.history.last.clone(),
+            },
             ..taken_over(record, deployment)
         });
     }
@@ -789,6 +809,7 @@ fn cause_of_end(launch: &Launch, status: ExitStatus, log_tail: &str) -> Cause {
         Some(StopReason::LeaderGone) | None if launch.ready_at.is_some() => {
             Cause::Exited { status, log_tail }
         }
+        Some(StopReason::LeaderGone) | None if launch.started_at.is_none() => Cause::NeverStarted,
         Some(StopReason::LeaderGone) | None => {
             Cause::Failed(LaunchFailure::ExitedEarly { status, log_tail })
         }
@@ -804,7 +825,8 @@ fn is_completed(history: &History, policy: RestartPolicy) -> bool {
         .cause
         .status()
         .is_some_and(|status| status.code == Some(0));
-    last.cause.is_failure()
+    history.failures > 0
+        && last.cause.is_failure()
         && match policy {
             RestartPolicy::Always => false,
             RestartPolicy::OnFailure => succeeded,
@@ -812,9 +834,10 @@ fn is_completed(history: &History, policy: RestartPolicy) -> bool {
         }
 }
 
-fn started_message(handle: &Handle, lease: &Lease) -> String {
-    let pid = handle.pid().map(|pid| format!("pid {pid}"));
-    let port = lease.port.map(|port| format!("port {port}"));
+fn started_message(launch: &Launch) -> String {
+    let pid = launch.handle.as_ref().and_then(Handle::pid);
+    let pid = pid.map(|pid| format!("pid {pid}"));
+    let port = launch.lease.port.map(|port| format!("port {port}"));
     pid.into_iter().chain(port).collect::<Vec<_>>().join(", ")
 }
 

@@ -99,7 +99,8 @@ fn turn(candidate: &Candidate<'_>) -> (Reverse<i32>, Timestamp, InstanceName) {
 /// Who holds what, and how many are starting.
 struct Ledger<'a> {
     devices: BTreeMap<DeviceId, Vec<Holder>>,
-    ports: BTreeMap<Port, Holder>,
+    /// More than one holder: the record of an ended launch could not be written in the pass that gave its port away.
+    ports: BTreeMap<Port, Vec<Holder>>,
     /// Free devices that somebody of this priority waits for: lower ones do not overtake.
     awaited: BTreeMap<DeviceId, i32>,
     exact_ports: BTreeSet<Port>,
@@ -196,7 +197,7 @@ impl<'a> Ledger<'a> {
             holders.push(holder.clone());
         }
         if let Some(port) = lease.port {
-            self.ports.insert(port, holder.clone());
+            self.ports.entry(port).or_default().push(holder.clone());
         }
     }
 
@@ -211,12 +212,9 @@ impl<'a> Ledger<'a> {
             }
         }
         if let Some(port) = lease.port
-            && self
-                .ports
-                .get(&port)
-                .is_some_and(|holder| holder.who == who)
+            && let Some(holders) = self.ports.get_mut(&port)
         {
-            self.ports.remove(&port);
+            holders.retain(|holder| holder.who != who);
             self.scanned.clear();
         }
         Some(record)
@@ -346,6 +344,10 @@ impl<'a> Ledger<'a> {
             || (device.unified && !pins && holders.iter().all(|holder| !holder.is_pinned))
     }
 
+    fn port_holder(&self, port: Port) -> Option<&Holder> {
+        self.ports.get(&port)?.first()
+    }
+
     fn port_for(&mut self, candidate: &Candidate<'_>) -> Result<Option<Port>, Wait> {
         let spec = &candidate.record.spec;
         if !engine::needs_port(spec) {
@@ -358,7 +360,7 @@ impl<'a> Ledger<'a> {
                 .filter(|stranger| self.inputs.now < stranger.seen_at + STRANGER_MEMORY)
         };
         if let Some(port) = spec.port {
-            if let Some(holder) = self.ports.get(&port) {
+            if let Some(holder) = self.port_holder(port) {
                 return Err(forever(WaitReason::PortHeld {
                     port,
                     holder: holder.who.clone(),
@@ -377,7 +379,7 @@ impl<'a> Ledger<'a> {
         }
         let base = engine::engine(spec.engine).facts().base_port;
         let free = |port: &Port| {
-            !self.ports.contains_key(port)
+            self.port_holder(*port).is_none()
                 && !self.exact_ports.contains(port)
                 && remembered(port).is_none()
         };
@@ -457,11 +459,7 @@ fn launch(inputs: Inputs<'_>, candidate: Candidate<'_>, lease: Lease) -> Step {
     } = candidate;
     let record = record.into_owned();
     let launch_id = LaunchId::derive(inputs.nonce, &record.name);
-    let is_restart = record
-        .history
-        .last
-        .as_ref()
-        .is_some_and(|last| last.cause.is_failure());
+    let is_restart = record.history.failures > 0;
     let order = engine::launch_order(LaunchFacts {
         instance: &record.name,
         launch_id,

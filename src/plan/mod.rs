@@ -1,6 +1,6 @@
 //! The plan: from what is wished and what is known to what is done now. Pure, synchronous, total.
 //!
-//! A pass decides in two rounds. First each instance by itself ([`instance`]): from its record, its liveness and what is
+//! A pass decides in two rounds. First each instance by itself (`instance.rs`): from its record, its liveness and what is
 //! wished to an action, a wait, or the wish to be launched. Then all that wish to be launched together ([`lease`]):
 //! devices, ports and the launch limit need one view of everything.
 //!
@@ -13,6 +13,8 @@ pub mod action;
 pub mod backoff;
 
 pub mod health;
+
+pub mod state;
 
 mod instance;
 

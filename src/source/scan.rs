@@ -223,7 +223,7 @@ impl Scanner {
         match folder::read(&listing.root.join(path)) {
             Bytes::Read(read, bytes) => {
                 let settles_at = file.settles_at(read, now);
-                if settles_at.is_some() && !is_settled {
+                if settles_at.is_some() && !is_settled && !file.is_of(&bytes) {
                     // Only what a removal could be held up by is taken from a file that is being written.
                     file.wait(now, Some(read), words_of(&bytes, &self.ledger.names()));
                 } else {
@@ -301,6 +301,14 @@ impl FileState {
         };
         let settles_at = left_alone_since.checked_add(SETTLE).ok()?;
         (settles_at > now).then_some(settles_at)
+    }
+
+    /// Whether these bytes were taken in already.
+    fn is_of(&self, bytes: &[u8]) -> bool {
+        let hash: [u8; 32] = Sha256::digest(bytes).into();
+        self.content
+            .as_ref()
+            .is_some_and(|content| content.hash == hash)
     }
 
     /// Notes that it is being written.

@@ -5,7 +5,7 @@
 //! that links in it lead to. When one of them changes, [`Watch::rearm`] has to be called to follow.
 //!
 //! Invariant: reading the folder wakes nobody; the watch reports no opening, reading or plain modification.
-// effect: watches the manifest folder
+#![expect(clippy::disallowed_methods, reason = "watches the manifest folder")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};

@@ -1,8 +1,10 @@
-// effect: creates the folders of the state and takes permissions away from them.
-
 //! The folders of the state: made for their owner alone.
 //!
 //! Invariant: permissions are only ever taken away, and only from folders that hold nothing but evenkeel's own.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "creates the folders of the state and takes permissions away from them"
+)]
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io;

@@ -1,5 +1,3 @@
-// effect: holds the lock of the state folder, and asks who does.
-
 //! One controller per state folder.
 //!
 //! `STATE/lock` is locked with `flock` for the controller's life, and never unlinked: a lock on a file that another
@@ -13,6 +11,10 @@
 //! decide.
 //!
 //! Invariant: nothing in here waits, and asking changes nothing.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "holds the lock of the state folder, and asks who does"
+)]
 
 use std::fmt;
 use std::fs::{File, OpenOptions, TryLockError};

@@ -1,5 +1,3 @@
-// effect: reads and writes STATE/instances.
-
 //! Records on disk, one file per instance, and the lock of the state folder.
 //!
 //! A record is replaced whole: prepared beside its place, then renamed. There is no fsync. A record has to outlive the
@@ -13,6 +11,10 @@
 //!
 //! Invariant: what was written is what is read; no file but our own temporary ones is ever lost; what cannot be
 //! understood holds.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "reads and writes STATE/instances"
+)]
 
 mod folder;
 

@@ -1,5 +1,3 @@
-// effect: renames files into STATE/quarantine, and reads what is there.
-
 //! Records that cannot be decoded: kept, never overwritten, and still holding what can be made out of them.
 //!
 //! Everything in `STATE/quarantine` holds (dotfiles aside) until a person removes it, because nobody else can tell when
@@ -7,6 +5,10 @@
 //! held, so then everything may be held.
 //!
 //! Invariant: no file is lost, and a file is never taken to hold less than it says.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "renames files into STATE/quarantine, and reads what is there"
+)]
 
 use std::cell::Cell;
 use std::ffi::OsString;

@@ -4,8 +4,11 @@
     reason = "every test file compiles all of it and uses a part"
 )]
 
+pub mod daemon;
 pub mod gguf;
 pub mod http;
 pub mod launcher;
 pub mod llama;
+pub mod marked;
 pub mod process;
+pub mod verb;

@@ -33,7 +33,7 @@ fn a_lease_is_held_until_its_holder_is_proven_gone() {
         assert_eq!(shown.lines().last(), Some(b), "{shown}");
     }
     let gone = but(holding(exited(&a), 8900, &["GPU-0"]), |a| {
-        a.record.history.failures = 3
+        a.record.history.failures = 3;
     });
     wanting([a.clone(), greedy("b", 1)]).gpus(1).with([gone]).plans([
         "~ a-0  update   CrashLoopBackOff: 4 failures in a row, next try at 2026-01-01T12:00:03Z",
@@ -181,7 +181,7 @@ fn unified_memory_is_shared_unless_it_is_pinned() {
         ]);
     let share = |name| holding(ready(&greedy(name, 1)), 8900, &["GPU-0"]);
     let second = but(share("y"), |y| {
-        with_launch(y, |launch| launch.lease.port = 8901.try_into().ok())
+        with_launch(y, |launch| launch.lease.port = 8901.try_into().ok());
     });
     wanting([pinned("a", &["GPU-0"]), greedy("x", 1), greedy("y", 1)])
         .devices(&unified)

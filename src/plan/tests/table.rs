@@ -27,7 +27,7 @@ fn a_reserved_launch_is_resolved_first_whatever_is_wished() {
 fn a_gate_that_is_ready_is_opened_unless_the_wish_has_changed() {
     let a = echo("a");
     let prepared = but(reserved(&a), |a| {
-        a.outcome = Some(Outcome::Prepared(handle()))
+        a.outcome = Some(Outcome::Prepared(handle()));
     });
     row(
         &prepared,
@@ -96,7 +96,7 @@ fn a_launch_that_failed_after_its_gate_is_stopped_because_something_may_be_left(
 fn what_is_found_by_its_launch_id_is_adopted() {
     let a = echo("a");
     let found = but(reserved(&a), |a| {
-        a.outcome = Some(Outcome::Resolved(Some(handle())))
+        a.outcome = Some(Outcome::Resolved(Some(handle())));
     });
     let adopted = "~ a-0  update   Unknown: it cannot be proven whether it runs: it was found by its launch id, and is looked at next";
     row(&found, &a, [adopted; 3]);
@@ -333,7 +333,7 @@ fn while_the_folder_cannot_be_read_nothing_is_launched_stopped_or_forgotten() {
         let line = "  a-0  wait     Starting: starting; the last probe: connection refused, until 2026-01-01T12:00:50Z";
         plans(starting(&a), line);
         let prepared = but(reserved(&a), |a| {
-            a.outcome = Some(Outcome::Prepared(handle()))
+            a.outcome = Some(Outcome::Prepared(handle()));
         });
         plans(prepared, "+ a-0  release  the gate");
         let late = but(starting(&a), |a| {

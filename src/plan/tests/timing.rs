@@ -39,7 +39,7 @@ fn the_first_probe_is_sent_at_once_and_the_following_ones_back_off_to_a_second()
 fn one_success_makes_it_ready() {
     let a = echo("a");
     let up = but(starting(&a), |a| {
-        a.health.startup.count(NOW, ProbeResult::Success)
+        a.health.startup.count(NOW, ProbeResult::Success);
     });
     let world = wanting([a]).with([up]);
     world.plans(["~ a-0  update   ready"]);
@@ -269,7 +269,7 @@ fn half_way_through_the_grace_it_is_asked_once_more() {
     let asked = |seconds: u64, signalled: Option<u64>| {
         let instance = but(stopping(&a), |a| {
             with_launch(a, |launch| {
-                launch.stop.as_mut().unwrap().asked_at = ago(seconds)
+                launch.stop.as_mut().unwrap().asked_at = ago(seconds);
             });
             a.signalled = signalled.map(|seconds| (ago(seconds), SignalKind::Term));
         });

@@ -106,7 +106,7 @@ fn without_a_manifest_an_orphan_is_forgotten_and_left_running() {
         "a-0 Forgotten: its manifest is gone and its deletionPolicy is Orphan: it is left running, and nobody looks after it",
     ]);
     let prepared = but(reserved(&a), |a| {
-        a.outcome = Some(Outcome::Prepared(handle()))
+        a.outcome = Some(Outcome::Prepared(handle()));
     });
     wanting([])
         .with([prepared])
@@ -203,7 +203,7 @@ fn while_paused_nothing_is_launched_stopped_or_scaled_down() {
         .plans(["  a-0  wait     Paused: `spec.paused` is set"]);
     let edited = edited(&paused(&a));
     let prepared = but(reserved(&a), |a| {
-        a.outcome = Some(Outcome::Prepared(handle()))
+        a.outcome = Some(Outcome::Prepared(handle()));
     });
     wanting([edited.clone()])
         .with([prepared])
@@ -296,7 +296,7 @@ fn the_restart_policy_says_what_is_launched_again() {
     for cause in [Cause::Stopped, Cause::NeverStarted] {
         let a = with_policy("Never");
         let stopped = but(failed(&a, 1, 5), |a| {
-            a.record.history.last.as_mut().unwrap().cause = cause
+            a.record.history.last.as_mut().unwrap().cause = cause;
         });
         wanting([a]).with([stopped]).plans([launched]);
     }
@@ -323,7 +323,7 @@ fn a_refused_edit_leaves_the_old_one_serving() {
     refused().with([ready(&a)]).looks_again_in(9.0);
     refused().with([starting(&a)]).plans([wait]);
     let prepared = but(reserved(&a), |a| {
-        a.outcome = Some(Outcome::Prepared(handle()))
+        a.outcome = Some(Outcome::Prepared(handle()));
     });
     refused()
         .with([prepared])

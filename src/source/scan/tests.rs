@@ -809,3 +809,18 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_was_read_as_it_was_renamed_into_place_is_not_taken_for_unfinished_at_the_next_scan() {
+    let mut world = World::new();
+    world.now = Timestamp::now();
+    world.write("a.yaml", &manifest("a", "  replicas: x\n"));
+    let settled = BTreeSet::from([PathBuf::from("a.yaml")]);
+    let first = world.scanner.scan(world.now, &settled);
+    assert_eq!(reasons(&first), [Reason::ManifestInvalid]);
+    // Something else woke the scanner, and the file is still young.
+    let second = world.scanner.scan(world.now, &BTreeSet::new());
+    assert_eq!(second.desired.problems, first.desired.problems);
+    let third = world.scan();
+    assert!(reasons(&third).is_empty() && reasons(&second).is_empty());
+}
