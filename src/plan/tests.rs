@@ -42,12 +42,12 @@ fn ago(seconds: u64) -> Timestamp {
 
 /// A manifest, from its name and its `spec`.
 fn deployment(name: &str, spec: Value) -> Deployment {
-    let manifest = json!({
+    let mut manifest = json!({
         "apiVersion": "evenkeel.dev/v1alpha1",
         "kind": "ModelDeployment",
         "metadata": {"name": name},
-        "spec": spec,
     });
+    manifest["spec"] = spec;
     let source = Source {
         file: format!("{name}.yaml").into(),
         document: 0,

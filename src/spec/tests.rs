@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use schemars::schema_for;
+use serde_json::{Value, json};
 
-use super::*;
+use super::{Deployment, DeviceRequest, InstanceSpec, RESTARTED_AT, RestartKey, Source};
+use crate::manifest::ManifestSpec;
 use crate::testing;
 
 fn deployment(metadata: &Value, spec: &Value) -> Deployment {

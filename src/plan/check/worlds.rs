@@ -533,21 +533,26 @@ fn running() -> BoxedStrategy<(Launch, News)> {
     let signalled = option::of((past(), select(vec![SignalKind::Term, SignalKind::Kill])));
     (
         (launch_id(), handle(), lease()),
-        (moment(), moment(), option::of(moment())),
+        // One that was not started stands at its gate.
+        (
+            moment(),
+            option::weighted(0.8, moment()),
+            option::of(moment()),
+        ),
         option::weighted(0.25, stop.boxed()),
         (liveness.boxed(), news.boxed(), signalled),
     )
         .prop_map(
             |((id, handle, lease), times, stop, (liveness, (effect, outcome), signalled))| {
                 let (reserved_at, started_at, ready_at) = times;
-                let reserved_at = reserved_at.min(started_at);
-                let ready_at = ready_at.map(|at| at.max(started_at));
+                let reserved_at = started_at.map_or(reserved_at, |at| reserved_at.min(at));
+                let ready_at = ready_at.map(|at| at.max(started_at.unwrap_or(reserved_at)));
                 let launch = Launch {
                     id,
                     handle: Some(handle),
                     lease,
                     reserved_at,
-                    started_at: Some(started_at),
+                    started_at,
                     ready_at,
                     // A signal is sent when the intent is written.
                     stop: stop.clone(),
