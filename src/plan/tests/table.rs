@@ -39,12 +39,22 @@ fn a_gate_that_is_ready_is_opened_unless_the_wish_has_changed() {
         ],
     );
     let world = wanting([a]).with([prepared]);
+    world.tells([]);
+    let launch = world.writes("a-0").unwrap().launch.unwrap();
+    assert_eq!((launch.handle, launch.started_at), (Some(handle()), None));
+}
+
+#[test]
+fn an_engine_has_started_when_its_gate_is_known_to_have_opened() {
+    let a = echo("a");
+    let released = but(starting(&a), |a| {
+        with_launch(a, |launch| launch.started_at = None);
+        a.outcome = Some(Outcome::Released);
+    });
+    let world = wanting([a]).with([released]);
     world.tells(["a-0 Started: pid 4242, port 8900"]);
     let launch = world.writes("a-0").unwrap().launch.unwrap();
-    assert_eq!(
-        (launch.handle, launch.started_at),
-        (Some(handle()), Some(NOW))
-    );
+    assert_eq!(launch.started_at, Some(NOW));
 }
 
 #[test]
@@ -103,10 +113,7 @@ fn what_is_found_by_its_launch_id_is_adopted() {
     let world = wanting([a]).with([found]);
     world.tells(["a-0 Adopted: found by its launch id"]);
     let launch = world.writes("a-0").unwrap().launch.unwrap();
-    assert_eq!(
-        (launch.handle, launch.started_at),
-        (Some(handle()), Some(NOW))
-    );
+    assert_eq!((launch.handle, launch.started_at), (Some(handle()), None));
 }
 
 #[test]
