@@ -420,3 +420,6 @@ impl fmt::Display for RestartKey {
         f.pad(&self.0)
     }
 }
+
+#[cfg(test)]
+mod tests;

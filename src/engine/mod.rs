@@ -290,7 +290,10 @@ fn device_refusal(spec: &InstanceSpec, inventory: &Inventory) -> Option<Refusal>
     .unwrap_or(0);
     (need > most).then(|| {
         Refusal::new(
-            format!("it asks for {need} devices, and this host has {most} of a kind"),
+            format!(
+                "it asks for {need} {}, and this host has {most} of a kind",
+                if need == 1 { "device" } else { "devices" }
+            ),
             "lower `spec.devices.count` or the parallelism",
         )
     })

@@ -47,7 +47,7 @@ impl Engine for Vllm {
         if inventory.has(DeviceKind::Rocm) {
             return Some(Refusal::new(
                 "on ROCm it runs only in its container",
-                "use `runtime: docker`, or name your own build with `spec.binary`",
+                "name your own build with `spec.binary`, or use `engine: llamacpp`",
             ));
         }
         Some(Refusal::new(

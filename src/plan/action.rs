@@ -216,14 +216,14 @@ impl fmt::Display for WaitReason {
             Self::Effect(EffectKind::Release) => f.write_str("the engine is being started"),
             Self::Effect(EffectKind::Resolve) => f.write_str("looking for a process of an earlier launch"),
             Self::Effect(EffectKind::Signal) => f.write_str("being signalled"),
-            Self::Starting { last_probe, .. } if last_probe.is_empty() => f.write_str("starting"),
-            Self::Starting { last_probe, .. } => write!(f, "starting; the last probe: {last_probe}"),
+            Self::Starting { last_probe, .. } if last_probe.is_empty() => f.write_str("not probed yet"),
+            Self::Starting { last_probe, .. } => write!(f, "the last probe: {last_probe}"),
             Self::Ready => f.write_str("ready"),
             Self::NotReady { last_probe } => write!(f, "the last probe failed: {last_probe}"),
-            Self::Stopping { reason, .. } => write!(f, "stopping: {reason}"),
+            Self::Stopping { reason, .. } => reason.fmt(f),
             Self::Proof { .. } => f.write_str("killed, and not proven gone: its devices and port stay held"),
             Self::BackOff { failures } => write!(f, "{failures} failures in a row"),
-            Self::LaunchLimit { limit } => write!(f, "{limit} others are starting (--max-launches)"),
+            Self::LaunchLimit { limit } => write!(f, "waits for its turn: {limit} may start at a time (--max-launches)"),
             Self::InsufficientDevices { need, free, holders } => {
                 write!(f, "needs {need}, {free} free")?;
                 if !holders.is_empty() {

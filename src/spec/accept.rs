@@ -9,8 +9,8 @@ use super::{
     Backoff, DeviceRequest, EnvValue, EnvVar, InstanceSpec, Model, ModelLocation, SpecProblem,
 };
 use crate::manifest::{
-    EngineKind, ManifestBackoff, ManifestDevices, ManifestEnv, ManifestModel, ManifestProbe,
-    ManifestSpec, Options, Runtime,
+    Docker, EngineKind, ManifestBackoff, ManifestDevices, ManifestEnv, ManifestModel,
+    ManifestProbe, ManifestSpec, Options, Runtime,
 };
 use crate::names::{DeploymentName, REPLICA_LIMIT};
 
@@ -141,11 +141,32 @@ impl InstanceSpec {
             );
         }
         if problems.is_empty() {
-            Ok(spec)
+            Ok(Self {
+                docker: spec.docker.filter(says_something),
+                ..spec
+            })
         } else {
             Err(problems)
         }
     }
+}
+
+/// An empty block is the default, written down.
+fn says_something(docker: &Docker) -> bool {
+    let Docker {
+        image,
+        pull,
+        shm_size_bytes,
+        ipc,
+        volumes,
+        network,
+    } = docker;
+    image.is_some()
+        || pull.is_some()
+        || shm_size_bytes.is_some()
+        || ipc.is_some()
+        || !volumes.is_empty()
+        || network.is_some()
 }
 
 fn check_absolute(path: &str, value: &Path, problems: &mut Vec<SpecProblem>) {

@@ -143,7 +143,7 @@ fn an_unknown_device_and_more_than_there_are_are_refused() {
         "  a-0  wait     Unsupported: echo cannot run here: it asks for 3 devices, and this host has 2 of a kind; lower `spec.devices.count` or the parallelism",
     ]);
     wanting([greedy("a", 1)]).plans([
-        "  a-0  wait     Unsupported: echo cannot run here: it asks for 1 devices, and this host has 0 of a kind; lower `spec.devices.count` or the parallelism",
+        "  a-0  wait     Unsupported: echo cannot run here: it asks for 1 device, and this host has 0 of a kind; lower `spec.devices.count` or the parallelism",
     ]);
 }
 
@@ -281,7 +281,7 @@ fn a_holder_that_the_launch_limit_stops_keeps_its_lease_against_those_before_it(
         .but(|world| world.settings.max_launches = 1);
     world.plans([
         "+ a-0  launch   port 8902",
-        "  b-0  wait     LaunchLimit: 1 others are starting (--max-launches)",
+        "  b-0  wait     LaunchLimit: waits for its turn: 1 may start at a time (--max-launches)",
     ]);
     assert_eq!(world.writes("b-0"), None);
 }
@@ -418,13 +418,13 @@ fn at_most_so_many_start_at_a_time_and_those_half_way_through_no_longer_count() 
     let limited = |world: World| world.but(|world| world.settings.max_launches = 1);
     limited(wanting([echo("a"), echo("b")])).plans([
         "+ a-0  launch   port 8900",
-        "  b-0  wait     LaunchLimit: 1 others are starting (--max-launches)",
+        "  b-0  wait     LaunchLimit: waits for its turn: 1 may start at a time (--max-launches)",
     ]);
     let a = deployment("a", json!({"engine": "echo", "startupDeadlineSeconds": 40}));
     let world = limited(wanting([a.clone(), echo("b")])).with([starting(&a)]);
     world.plans([
-        "  a-0  wait     Starting: starting; the last probe: connection refused, until 2026-01-01T12:00:30Z",
-        "  b-0  wait     LaunchLimit: 1 others are starting (--max-launches)",
+        "  a-0  wait     Starting: the last probe: connection refused, until 2026-01-01T12:00:30Z",
+        "  b-0  wait     LaunchLimit: waits for its turn: 1 may start at a time (--max-launches)",
     ]);
     let b = &world.planned().steps[&"b-0".parse().unwrap()];
     assert_eq!(
@@ -463,8 +463,8 @@ fn after_a_reboot_the_holders_start_first_and_keep_theirs_until_their_turn() {
         ])
         .but(|world| world.settings.max_launches = 1);
     world.plans([
-        "  a-0  wait     LaunchLimit: 1 others are starting (--max-launches)",
+        "  a-0  wait     LaunchLimit: waits for its turn: 1 may start at a time (--max-launches)",
         "+ b-0  launch   port 8901, devices GPU-1",
-        "  c-0  wait     LaunchLimit: 1 others are starting (--max-launches)",
+        "  c-0  wait     LaunchLimit: waits for its turn: 1 may start at a time (--max-launches)",
     ]);
 }
