@@ -65,9 +65,12 @@ fn sources() -> Vec<Source> {
                 continue;
             }
             let within = path.strip_prefix(&root).unwrap();
-            let is_test = within
-                .file_stem()
-                .is_some_and(|stem| stem == "tests" || stem == "check");
+            let is_test = within.components().any(|part| {
+                matches!(
+                    part.as_os_str().to_str(),
+                    Some("tests" | "tests.rs" | "check" | "check.rs")
+                )
+            });
             if path.extension().is_none_or(|extension| extension != "rs") || is_test {
                 continue;
             }

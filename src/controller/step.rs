@@ -26,7 +26,7 @@ const RETRY_WRITE: Duration = Duration::from_secs(5);
 
 /// Every effect ends by itself, the slowest after half a minute. One whose end was not heard of for this long was lost (its
 /// task broke off), and what it did is looked for anew.
-const EFFECT_LIMIT: Duration = Duration::from_secs(60);
+const EFFECT_LIMIT: Duration = Duration::from_mins(1);
 
 /// What is known of every instance, and how it changes.
 #[derive(Debug, Default)]

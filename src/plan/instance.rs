@@ -447,7 +447,8 @@ impl<'a> Context<'a> {
     /// The gate has opened. Only now does the record say that the engine runs: one that is found gone before this never
     /// did, for all that is known, and is no failure of the engine's.
     fn started(self, launch: &Launch) -> Step {
-        let deadline = self.now() + health::startup_deadline(&self.instance.record.spec, self.inputs.settings);
+        let deadline =
+            self.now() + health::startup_deadline(&self.instance.record.spec, self.inputs.settings);
         Step {
             record: Some(self.with_launch(Launch {
                 started_at: Some(self.now()),
@@ -718,8 +719,40 @@ pub(super) fn changed(record: Cow<'_, Record>) -> Option<RecordChange> {
     }
 }
 
-/// The record with everything a manifest may change without a relaunch, and the key it is to be launched from.
+/// The record of what runs, with everything a manifest may change without a relaunch. `deployment` has its restart key.
 fn refreshed<'a>(record: Cow<'a, Record>, deployment: &Deployment) -> Cow<'a, Record> {
+    if record.spec.has_same_live_fields(&deployment.spec)
+        && record.source == deployment.source
+        && record.metadata == deployment.labels
+    {
+        return record;
+    }
+    Cow::Owned(taken_over(record, deployment))
+}
+
+/// The record of an instance that does not run, as the manifest wishes it: a changed manifest begins a new history.
+fn renewed<'a>(record: Cow<'a, Record>, deployment: &Deployment) -> Cow<'a, Record> {
+    if record.restart_key != deployment.restart_key {
+        return Cow::Owned(Record {
+            history: History {
+                restarts: 0,
+                failures: 0,
+                // How it ended stays to be seen; it counts for nothing any more.
+                last: record.history.last.clone(),
+            },
+            ..taken_over(record, deployment)
+        });
+    }
+    if record.spec == deployment.spec
+        && record.source == deployment.source
+        && record.metadata == deployment.labels
+    {
+        return record;
+    }
+    Cow::Owned(taken_over(record, deployment))
+}
+
+fn taken_over(record: Cow<'_, Record>, deployment: &Deployment) -> Record {
     // Without `..`: a new field makes the compiler ask whether it is taken over.
     let Deployment {
         name: _,
@@ -728,33 +761,13 @@ fn refreshed<'a>(record: Cow<'a, Record>, deployment: &Deployment) -> Cow<'a, Re
         spec,
         restart_key,
     } = deployment;
-    if record.source == *source
-        && record.restart_key == *restart_key
-        && record.metadata == *labels
-        && record.spec == *spec
-    {
-        return record;
-    }
-    Cow::Owned(Record {
+    Record {
         metadata: labels.clone(),
         source: source.clone(),
         spec: spec.clone(),
         restart_key: restart_key.clone(),
         ..record.into_owned()
-    })
-}
-
-/// The record of an instance that does not run, as the manifest wishes it: a changed manifest begins a new history.
-fn renewed<'a>(record: Cow<'a, Record>, deployment: &Deployment) -> Cow<'a, Record> {
-    let is_same = deployment.restart_key == record.restart_key;
-    let record = refreshed(record, deployment);
-    if is_same {
-        return record;
     }
-    Cow::Owned(Record {
-        history: History::default(),
-        ..record.into_owned()
-    })
 }
 
 impl Step {
@@ -812,7 +825,8 @@ fn is_completed(history: &History, policy: RestartPolicy) -> bool {
         .cause
         .status()
         .is_some_and(|status| status.code == Some(0));
-    last.cause.is_failure()
+    history.failures > 0
+        && last.cause.is_failure()
         && match policy {
             RestartPolicy::Always => false,
             RestartPolicy::OnFailure => succeeded,

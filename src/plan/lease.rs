@@ -24,8 +24,8 @@ pub const STRANGER_MEMORY: Duration = Duration::from_secs(10);
 
 /// Grants what can be granted, and says for each other candidate what it waits for.
 ///
-/// First the holders, whose launch ended in this very pass: what they held is theirs until their turn. Who cannot be
-/// served so gives it up and queues with the newcomers.
+/// First the holders, whose launch ended in this very pass: what they held is theirs until their turn. Who needs other
+/// devices gives them up and queues with the newcomers.
 pub(super) fn grant<'a>(
     inputs: Inputs<'a>,
     steps: &mut BTreeMap<InstanceName, Step>,
@@ -43,7 +43,7 @@ pub(super) fn grant<'a>(
         let name = candidate.record.name.clone();
         let released = ledger.release(&name);
         match ledger.lease_for(&candidate) {
-            Ok(lease) => {
+            Ok(lease) if is_within_held(&lease, &candidate) => {
                 let step = launch(inputs, candidate, lease);
                 ledger.hold_step(&step);
                 steps.insert(name, step);
@@ -59,7 +59,7 @@ pub(super) fn grant<'a>(
                     },
                 );
             }
-            Err(_) => newcomers.push(candidate),
+            Ok(_) | Err(_) => newcomers.push(candidate),
         }
     }
     newcomers.sort_by_cached_key(turn);
@@ -79,6 +79,13 @@ pub(super) fn grant<'a>(
     }
 }
 
+/// Whether a holder needs no other devices than it held. A free port is no more than one of many.
+fn is_within_held(lease: &Lease, candidate: &Candidate<'_>) -> bool {
+    let held = candidate.held.iter().flat_map(|held| &held.devices);
+    let held: BTreeSet<_> = held.map(|device| &device.id).collect();
+    lease.devices.iter().all(|device| held.contains(&device.id))
+}
+
 /// Who is served first: higher priority, then longer waiting, then the name.
 fn turn(candidate: &Candidate<'_>) -> (Reverse<i32>, Timestamp, InstanceName) {
     let record = &candidate.record;
@@ -92,7 +99,8 @@ fn turn(candidate: &Candidate<'_>) -> (Reverse<i32>, Timestamp, InstanceName) {
 /// Who holds what, and how many are starting.
 struct Ledger<'a> {
     devices: BTreeMap<DeviceId, Vec<Holder>>,
-    ports: BTreeMap<Port, Holder>,
+    /// More than one holder: the record of an ended launch could not be written in the pass that gave its port away.
+    ports: BTreeMap<Port, Vec<Holder>>,
     /// Free devices that somebody of this priority waits for: lower ones do not overtake.
     awaited: BTreeMap<DeviceId, i32>,
     exact_ports: BTreeSet<Port>,
@@ -189,7 +197,7 @@ impl<'a> Ledger<'a> {
             holders.push(holder.clone());
         }
         if let Some(port) = lease.port {
-            self.ports.insert(port, holder.clone());
+            self.ports.entry(port).or_default().push(holder.clone());
         }
     }
 
@@ -204,12 +212,9 @@ impl<'a> Ledger<'a> {
             }
         }
         if let Some(port) = lease.port
-            && self
-                .ports
-                .get(&port)
-                .is_some_and(|holder| holder.who == who)
+            && let Some(holders) = self.ports.get_mut(&port)
         {
-            self.ports.remove(&port);
+            holders.retain(|holder| holder.who != who);
             self.scanned.clear();
         }
         Some(record)
@@ -339,6 +344,10 @@ impl<'a> Ledger<'a> {
             || (device.unified && !pins && holders.iter().all(|holder| !holder.is_pinned))
     }
 
+    fn port_holder(&self, port: Port) -> Option<&Holder> {
+        self.ports.get(&port)?.first()
+    }
+
     fn port_for(&mut self, candidate: &Candidate<'_>) -> Result<Option<Port>, Wait> {
         let spec = &candidate.record.spec;
         if !engine::needs_port(spec) {
@@ -351,7 +360,7 @@ impl<'a> Ledger<'a> {
                 .filter(|stranger| self.inputs.now < stranger.seen_at + STRANGER_MEMORY)
         };
         if let Some(port) = spec.port {
-            if let Some(holder) = self.ports.get(&port) {
+            if let Some(holder) = self.port_holder(port) {
                 return Err(forever(WaitReason::PortHeld {
                     port,
                     holder: holder.who.clone(),
@@ -370,7 +379,7 @@ impl<'a> Ledger<'a> {
         }
         let base = engine::engine(spec.engine).facts().base_port;
         let free = |port: &Port| {
-            !self.ports.contains_key(port)
+            self.port_holder(*port).is_none()
                 && !self.exact_ports.contains(port)
                 && remembered(port).is_none()
         };
@@ -450,11 +459,13 @@ fn launch(inputs: Inputs<'_>, candidate: Candidate<'_>, lease: Lease) -> Step {
     } = candidate;
     let record = record.into_owned();
     let launch_id = LaunchId::derive(inputs.nonce, &record.name);
-    let is_restart = record
-        .history
-        .last
-        .as_ref()
-        .is_some_and(|last| last.cause.is_failure());
+    // An edit forgives: what ended before it is no longer counted.
+    let is_restart = record.history.failures > 0
+        && record
+            .history
+            .last
+            .as_ref()
+            .is_some_and(|last| last.cause.is_failure());
     let order = engine::launch_order(LaunchFacts {
         instance: &record.name,
         launch_id,

@@ -27,6 +27,7 @@ pub(crate) mod check;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -34,14 +35,14 @@ use uuid::Uuid;
 
 use crate::desired::{Absence, Desired, Folder};
 use crate::names::InstanceName;
-use crate::observed::{Inventory, Observed};
+use crate::observed::{Instance, Inventory, Observed};
 use crate::record::{Record, StopReason};
 use crate::spec::Deployment;
 
 pub use lease::STRANGER_MEMORY;
 
 pub use action::{Action, Plan, RecordChange, Step, Wait, WaitReason};
-use instance::{Decision, Wish};
+use instance::{Candidate, Decision, Wish};
 
 /// Everything a plan is made from.
 #[derive(Debug, Clone, Copy)]
@@ -103,35 +104,34 @@ impl Default for Settings {
 
 /// Decides what to do now.
 pub fn plan(inputs: Inputs<'_>) -> Plan {
-    let mut decided = Vec::with_capacity(inputs.observed.instances.len());
-    let mut candidates = Vec::new();
-    // Both are in the order of names, so one walk finds each instance's deployment.
-    let mut deployments = inputs.desired.deployments.values().peekable();
-    for (name, instance) in &inputs.observed.instances {
-        while deployments
-            .next_if(|deployment| deployment.name < name.deployment)
-            .is_some()
-        {}
-        let deployment = deployments
-            .peek()
-            .copied()
-            .filter(|deployment| deployment.name == name.deployment);
-        let wish = wish(inputs, &instance.record, deployment);
-        match instance::decide(inputs, instance, wish) {
-            Decision::Step(step) => decided.push((name.clone(), step)),
-            Decision::Launch(candidate) => candidates.push(candidate),
+    let mut decisions = Decisions {
+        inputs,
+        steps: Vec::with_capacity(inputs.observed.instances.len()),
+        candidates: Vec::new(),
+    };
+    // Both are in the order of names, so one walk over both finds what belongs together and what is missing.
+    let mut instances = inputs.observed.instances.iter().peekable();
+    for deployment in inputs.desired.deployments.values() {
+        while let Some((name, instance)) =
+            instances.next_if(|(name, _)| name.deployment < deployment.name)
+        {
+            decisions.recorded(name, instance, None);
         }
-    }
-    let mut steps: BTreeMap<_, _> = decided.into_iter().collect();
-    for (name, deployment) in wanted_without_record(inputs) {
-        match instance::decide_absent(inputs, &name, deployment) {
-            Decision::Step(step) => {
-                steps.insert(name, step);
-            }
-            Decision::Launch(candidate) => candidates.push(candidate),
+        let mut next_ordinal = 0;
+        while let Some((name, instance)) =
+            instances.next_if(|(name, _)| name.deployment == deployment.name)
+        {
+            decisions.absent(deployment, next_ordinal..name.ordinal);
+            decisions.recorded(name, instance, Some(deployment));
+            next_ordinal = name.ordinal.saturating_add(1);
         }
+        decisions.absent(deployment, next_ordinal..u32::MAX);
     }
-    lease::grant(inputs, &mut steps, candidates);
+    for (name, instance) in instances {
+        decisions.recorded(name, instance, None);
+    }
+    let mut steps = decisions.steps.into_iter().collect();
+    lease::grant(inputs, &mut steps, decisions.candidates);
     let deadline = steps
         .values()
         .filter_map(|step| step.wait.as_ref()?.until)
@@ -139,26 +139,42 @@ pub fn plan(inputs: Inputs<'_>) -> Plan {
     Plan { steps, deadline }
 }
 
-/// Wanted instances that have no record yet.
-fn wanted_without_record(inputs: Inputs<'_>) -> Vec<(InstanceName, &Deployment)> {
-    let mut absent = Vec::new();
-    if inputs.settings.intent == Intent::StopAll {
-        return absent;
+/// What the first round came to.
+struct Decisions<'a> {
+    inputs: Inputs<'a>,
+    /// In the order of names.
+    steps: Vec<(InstanceName, Step)>,
+    candidates: Vec<Candidate<'a>>,
+}
+
+impl<'a> Decisions<'a> {
+    /// An instance with a record; `deployment` is its own, if it is among the accepted ones.
+    fn recorded(
+        &mut self,
+        name: &InstanceName,
+        instance: &'a Instance,
+        deployment: Option<&'a Deployment>,
+    ) {
+        let wish = wish(self.inputs, &instance.record, deployment);
+        match instance::decide(self.inputs, instance, wish) {
+            Decision::Step(step) => self.steps.push((name.clone(), step)),
+            Decision::Launch(candidate) => self.candidates.push(candidate),
+        }
     }
-    let mut recorded = inputs.observed.instances.keys().peekable();
-    for deployment in inputs.desired.deployments.values() {
-        let place = |name: &InstanceName| (&name.deployment).cmp(&&deployment.name);
-        while recorded.next_if(|name| place(name).is_lt()).is_some() {}
-        for ordinal in 0..deployment.spec.replicas {
-            let is_recorded = recorded
-                .next_if(|name| place(name).is_eq() && name.ordinal == ordinal)
-                .is_some();
-            if !is_recorded {
-                absent.push((deployment.name.instance(ordinal), deployment));
+
+    /// Those of a deployment's wanted instances that have no record, among these ordinals.
+    fn absent(&mut self, deployment: &Deployment, ordinals: Range<u32>) {
+        if self.inputs.settings.intent == Intent::StopAll {
+            return;
+        }
+        for ordinal in ordinals.start..ordinals.end.min(deployment.spec.replicas) {
+            let name = deployment.name.instance(ordinal);
+            match instance::decide_absent(self.inputs, &name, deployment) {
+                Decision::Step(step) => self.steps.push((name, step)),
+                Decision::Launch(candidate) => self.candidates.push(candidate),
             }
         }
     }
-    absent
 }
 
 /// What is wished of an instance that has a record; `deployment` is its own, if it is among the accepted ones.
@@ -173,12 +189,12 @@ fn wish<'a>(inputs: Inputs<'a>, record: &Record, deployment: Option<&'a Deployme
         }
         let is_wanted = selects_this_node(deployment, inputs.settings)
             && record.name.ordinal < deployment.spec.replicas;
-        let is_changed = deployment.restart_key != record.restart_key;
+        let is_changed = || deployment.restart_key != record.restart_key;
         return match inputs.desired.folder {
             Folder::Listed if is_wanted => Wish::As(deployment),
             Folder::Listed => Wish::Gone(StopReason::Removed),
             // Nothing is stopped while the folder cannot be read, not even for an edit that was seen before.
-            Folder::Unavailable { .. } if is_wanted && !is_changed => Wish::As(deployment),
+            Folder::Unavailable { .. } if is_wanted && !is_changed() => Wish::As(deployment),
             Folder::Unavailable { .. } => Wish::AsRecorded(None),
         };
     }

@@ -4,7 +4,6 @@ use std::fmt;
 
 use super::action::{Action, Step, WaitReason};
 use crate::observed::{Instance, Liveness};
-use crate::record::Cause;
 
 /// The state that people are shown, worst last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,19 +50,10 @@ pub fn state(instance: Option<&Instance>, step: &Step) -> State {
         return State::Pending;
     };
     let Some(launch) = &instance.record.launch else {
-        let ended = instance
-            .record
-            .history
-            .last
-            .as_ref()
-            .map(|last| &last.cause);
-        return match ended {
-            Some(Cause::Failed(_) | Cause::Exited { .. } | Cause::Unhealthy { .. }) => {
-                State::Exited
-            }
-            Some(Cause::Stopped | Cause::NeverStarted | Cause::PortTaken { .. }) | None => {
-                State::Pending
-            }
+        return if instance.record.history.failures > 0 {
+            State::Exited
+        } else {
+            State::Pending
         };
     };
     match (&launch.handle, &instance.liveness) {

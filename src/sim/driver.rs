@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::folder::{Folder, Scanner, Truth};
 use super::launcher::Mishap;
-use super::world::{Ended, World};
+use super::world::{Ended, Gate, World};
 use super::{Mutant, Random};
 use crate::controller::step::Core;
 use crate::desired::Desired;
@@ -70,7 +70,7 @@ pub(super) struct Shell {
 
 #[derive(Default)]
 struct Slot {
-    gate: Option<u32>,
+    gate: Option<Gate>,
     seen: Option<ExitStatus>,
     watch: Watch,
 }
@@ -91,13 +91,13 @@ enum Flight {
         instance: InstanceName,
         launch: Launch,
         action: Action,
-        gate: Option<u32>,
+        gate: Option<Gate>,
     },
     Outcome {
         instance: InstanceName,
         launch: LaunchId,
         outcome: Outcome,
-        gate: Option<u32>,
+        gate: Option<Gate>,
     },
     Probed {
         instance: InstanceName,
@@ -264,7 +264,10 @@ impl Sim {
     }
 
     fn launches(&self) -> Vec<(InstanceName, Launch)> {
-        let instances = self.shell.iter().flat_map(|shell| &shell.core.observed().instances);
+        let instances = self
+            .shell
+            .iter()
+            .flat_map(|shell| &shell.core.observed().instances);
         instances
             .filter_map(|(name, instance)| Some((name.clone(), instance.record.launch.clone()?)))
             .collect()
@@ -283,7 +286,10 @@ impl Sim {
 
     /// What could not be proven is looked at again at each deadline.
     fn look_at_doubtful(&mut self) {
-        let instances = self.shell.iter().flat_map(|shell| &shell.core.observed().instances);
+        let instances = self
+            .shell
+            .iter()
+            .flat_map(|shell| &shell.core.observed().instances);
         let doubtful: Vec<_> = instances
             .filter(|(_, instance)| matches!(instance.liveness, Liveness::Unknown { .. }))
             .filter_map(|(name, instance)| Some((name.clone(), instance.record.launch.clone()?)))
@@ -470,7 +476,11 @@ impl Sim {
     }
 
     fn keep_only_held(&mut self) {
-        let held: Vec<LaunchId> = self.launches().iter().map(|(_, launch)| launch.id).collect();
+        let held: Vec<LaunchId> = self
+            .launches()
+            .iter()
+            .map(|(_, launch)| launch.id)
+            .collect();
         let Some(shell) = &mut self.shell else {
             return;
         };
@@ -486,7 +496,10 @@ impl Sim {
     /// An effect is started, as the executor does.
     fn begin(&mut self, instance: InstanceName, launch: Launch, action: Action) {
         self.world.judge_action(&instance, &launch, &action);
-        if self.world.boundary(&format!("before {} of {instance}", verb(&action))) {
+        if self
+            .world
+            .boundary(&format!("before {} of {instance}", verb(&action)))
+        {
             return;
         }
         let slot = self
@@ -536,11 +549,18 @@ impl Sim {
     }
 
     /// An effect takes place.
-    fn take_place(&mut self, instance: InstanceName, launch: &Launch, action: Action, gate: Option<u32>) {
+    fn take_place(
+        &mut self,
+        instance: InstanceName,
+        launch: &Launch,
+        action: Action,
+        gate: Option<Gate>,
+    ) {
         let mishap = self.mishap();
         let what = verb(&action);
         if let Some(mishap) = mishap {
-            self.world.note(&format!("{what} of {instance}: {mishap:?}"));
+            self.world
+                .note(&format!("{what} of {instance}: {mishap:?}"));
         }
         if mishap == Some(Mishap::Lost) {
             gate.into_iter().for_each(|gate| self.world.call_off(gate));
@@ -577,7 +597,10 @@ impl Sim {
                 return;
             }
         };
-        if self.world.boundary(&format!("{what} of {instance} took place")) {
+        if self
+            .world
+            .boundary(&format!("{what} of {instance} took place"))
+        {
             return;
         }
         if mishap == Some(Mishap::OutcomeLost) {
@@ -638,7 +661,8 @@ impl Sim {
                 purpose,
                 result,
             } => {
-                self.world.judge_probe(launch, purpose, result == ProbeResult::Success);
+                self.world
+                    .judge_probe(launch, purpose, result == ProbeResult::Success);
                 let now = self.world.now;
                 if let Some(shell) = &mut self.shell {
                     shell.core.probed(&instance, launch, purpose, result, now);
@@ -688,9 +712,10 @@ impl Sim {
         instance: &InstanceName,
         launch: LaunchId,
         outcome: Outcome,
-        gate: Option<u32>,
+        gate: Option<Gate>,
     ) {
-        self.world.note(&format!("outcome for {instance}: {outcome:?}"));
+        self.world
+            .note(&format!("outcome for {instance}: {outcome:?}"));
         self.inspect_launch(instance, launch);
         if matches!(outcome, Outcome::Failed(_)) {
             self.world.judge_failure(instance, launch);
@@ -706,7 +731,8 @@ impl Sim {
                 self.world.call_off(gate);
             }
         }
-        self.world.boundary(&format!("an outcome of {instance} was taken in"));
+        self.world
+            .boundary(&format!("an outcome of {instance} was taken in"));
     }
 
     // -----------------------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ impl Folder {
 }
 
 /// Removals wait this long for git at most.
-const GIT_WAIT: Duration = Duration::from_secs(60);
+const GIT_WAIT: Duration = Duration::from_mins(1);
 
 /// What is missing or waits for git is looked at again this soon.
 const CONFIRM: Duration = Duration::from_secs(1);
@@ -119,19 +119,25 @@ impl Scanner {
             return (desired, None);
         }
         self.first_listed_at.get_or_insert(now);
-        self.accepted.retain(|path, _| folder.files.contains_key(path));
-        let good = folder.files.iter().filter(|(_, file)| file.state == FileState::Good);
+        self.accepted
+            .retain(|path, _| folder.files.contains_key(path));
+        let good = folder
+            .files
+            .iter()
+            .filter(|(_, file)| file.state == FileState::Good);
         for (path, file) in good {
             self.accepted.insert(path.clone(), file.deployment.clone());
         }
         let mut unreadable = self.unreadable(folder);
         if self.takes_unreadable_for_absent {
-            self.accepted.retain(|path, _| !unreadable.contains_key(path));
+            self.accepted
+                .retain(|path, _| !unreadable.contains_key(path));
             unreadable.clear();
         }
         let deployments = self.deployments();
         for (name, deployment) in &deployments {
-            self.owners.insert(name.clone(), deployment.source.file.clone());
+            self.owners
+                .insert(name.clone(), deployment.source.file.clone());
         }
         for (name, owner) in &self.owners {
             let is_held = unreadable
@@ -159,7 +165,10 @@ impl Scanner {
 
     fn unreadable(&mut self, folder: &Folder) -> BTreeMap<PathBuf, Unreadable> {
         let present = self.deployments();
-        let absent = self.owners.keys().filter(|name| !present.contains_key(*name));
+        let absent = self
+            .owners
+            .keys()
+            .filter(|name| !present.contains_key(*name));
         let absent: BTreeSet<String> = absent.map(ToString::to_string).collect();
         let state = |path: &PathBuf| folder.files.get(path).map(|file| file.state);
         self.suspects

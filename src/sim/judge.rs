@@ -47,7 +47,9 @@ pub(super) struct Judge {
 
 /// The number that a manifest's every revision carries in its command line.
 pub(super) fn revision_of(arguments: &[String]) -> u32 {
-    let at = arguments.iter().position(|argument| argument == "--revision");
+    let at = arguments
+        .iter()
+        .position(|argument| argument == "--revision");
     at.and_then(|at| arguments.get(at + 1)?.parse().ok())
         .unwrap_or(0)
 }
@@ -61,7 +63,11 @@ impl World {
     /// No engine runs past its gate that no record names, none beside an earlier one of the same instance, and none on
     /// what another holds.
     pub fn judge_exec(&mut self, pid: u32) {
-        let Some(owner) = self.processes.get(&pid).and_then(|process| process.owner.clone()) else {
+        let process = self
+            .processes
+            .get(&pid)
+            .filter(|process| !process.is_orphan);
+        let Some(owner) = process.and_then(|process| process.owner.clone()) else {
             return;
         };
         let Owner {
@@ -73,7 +79,9 @@ impl World {
         let named = self.disk.records.get(instance);
         let named = named.and_then(|record| record.launch.as_ref());
         if named.is_none_or(|named| named.id != *launch || named.handle != self.handle(pid)) {
-            self.accuse(format!("the engine of {instance}, pid {pid}, runs, and no record names it"));
+            self.accuse(format!(
+                "the engine of {instance}, pid {pid}, runs, and no record names it"
+            ));
         }
         let others: Vec<(u32, Owner, bool)> = self
             .processes
@@ -86,13 +94,21 @@ impl World {
                 continue;
             }
             if other.instance == *instance {
-                self.accuse(format!("{instance} runs twice: pid {other_pid} and now pid {pid}"));
+                self.accuse(format!(
+                    "{instance} runs twice: pid {other_pid} and now pid {pid}"
+                ));
             }
             if owner.port.is_some() && other.port == owner.port {
-                self.accuse(format!("{} and {instance} both use port {:?}", other.instance, owner.port));
+                self.accuse(format!(
+                    "{} and {instance} both use port {:?}",
+                    other.instance, owner.port
+                ));
             }
             if let Some(device) = self.contested(&owner, &other) {
-                self.accuse(format!("{} and {instance} both use {device}", other.instance));
+                self.accuse(format!(
+                    "{} and {instance} both use {device}",
+                    other.instance
+                ));
             }
         }
         self.judge.execs += 1;
@@ -140,7 +156,9 @@ impl World {
     pub fn judge_remove(&mut self, record: &Record) {
         let name = &record.name;
         if !self.judge.is_everything_to_stop && !self.judge.truth.is_unwanted(name) {
-            self.accuse(format!("the record of {name} is removed, and nothing says that it is unwanted"));
+            self.accuse(format!(
+                "the record of {name} is removed, and nothing says that it is unwanted"
+            ));
         }
         let Some(launch) = &record.launch else {
             return;
@@ -154,7 +172,9 @@ impl World {
                 }
             }
         } else if let Some(pid) = self.survivor(launch.id) {
-            self.accuse(format!("the record of {name} is removed while pid {pid} lives"));
+            self.accuse(format!(
+                "the record of {name} is removed while pid {pid} lives"
+            ));
         }
     }
 
@@ -174,7 +194,9 @@ impl World {
 
     pub fn judge_signal(&mut self, pid: u32, launch: LaunchId) {
         if !self.processes[&pid].is_of(launch) {
-            self.accuse(format!("a signal reaches pid {pid}, which is not of the launch it was meant for"));
+            self.accuse(format!(
+                "a signal reaches pid {pid}, which is not of the launch it was meant for"
+            ));
         }
     }
 
@@ -186,7 +208,10 @@ impl World {
         let record = self.disk.records.get(name);
         let stop = record.and_then(|record| record.launch.as_ref()?.stop.as_ref());
         if matches!(action, Action::Signal { .. }) && stop.is_none() {
-            self.accuse(format!("{name} is signalled, and its record does not know it ({})", launch.id));
+            self.accuse(format!(
+                "{name} is signalled, and its record does not know it ({})",
+                launch.id
+            ));
         }
     }
 
@@ -223,7 +248,9 @@ impl World {
             StopReason::Shutdown => self.judge.is_everything_to_stop,
         };
         if !is_true {
-            self.accuse(format!("{name} is asked to end for a reason that is not true: {reason:?}"));
+            self.accuse(format!(
+                "{name} is asked to end for a reason that is not true: {reason:?}"
+            ));
         }
     }
 
@@ -232,7 +259,11 @@ impl World {
         self.judge.failed_launches.insert(launch);
         if let Some(record) = self.disk.records.get(name) {
             let revision = revision_of(&record.spec.args);
-            self.judge.attempts.entry(name.clone()).or_default().insert(revision);
+            self.judge
+                .attempts
+                .entry(name.clone())
+                .or_default()
+                .insert(revision);
         }
     }
 
@@ -254,7 +285,10 @@ impl World {
         let now = self.now;
         let recent = &mut self.judge.recent_passes;
         recent.push_back(now);
-        while recent.front().is_some_and(|at| *at + Duration::from_secs(1) < now) {
+        while recent
+            .front()
+            .is_some_and(|at| *at + Duration::from_secs(1) < now)
+        {
             recent.pop_front();
         }
         self.judge.passes += 1;

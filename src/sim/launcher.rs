@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Mutant;
 use super::judge::revision_of;
-use super::world::{Owner, Part, World, exited, killed};
+use super::world::{Gate, Owner, Part, World, exited, killed};
 use crate::failure::{ExitStatus, LaunchFailure};
 use crate::names::{DeviceId, LaunchId};
 use crate::observed::{Inventory, Liveness, Outcome, ProbeResult, SignalKind, Stranger};
@@ -34,7 +34,7 @@ impl World {
         order: &LaunchOrder,
         inventory: &Inventory,
         mishap: Option<Mishap>,
-    ) -> (Outcome, Option<u32>) {
+    ) -> (Outcome, Option<Gate>) {
         let failed = |detail: &str| {
             let detail = detail.to_owned();
             Outcome::Failed(LaunchFailure::SpawnFailed { detail })
@@ -66,44 +66,47 @@ impl World {
         if self.is(Mutant::GateStandsOpen) {
             self.become_engine(pid);
         }
+        let ticks = self.processes[&pid].ticks;
+        let gate = Gate { pid, ticks };
         if mishap == Some(Mishap::TimesOut) {
-            self.call_off(pid);
+            self.call_off(gate);
             return (failed("the launch was not prepared within 10 s"), None);
         }
         match self.handle(pid) {
-            Some(handle) => (Outcome::Prepared(handle), Some(pid)),
+            Some(handle) => (Outcome::Prepared(handle), Some(gate)),
             None => (failed("it ended"), None),
         }
     }
 
     /// Opens a gate.
-    pub fn release(&mut self, gate: Option<u32>, mishap: Option<Mishap>) -> Outcome {
+    pub fn release(&mut self, gate: Option<Gate>, mishap: Option<Mishap>) -> Outcome {
         let failed = |detail: &str| {
             let detail = detail.to_owned();
             Outcome::Failed(LaunchFailure::SpawnFailed { detail })
         };
-        let Some(pid) = gate else {
+        let Some(gate) = gate else {
             return failed("its gate is gone");
         };
-        match (self.processes.get(&pid).map(|process| &process.part), mishap) {
-            (Some(Part::Gate { .. }), Some(Mishap::Fails)) => {
-                self.end(pid, Duration::from_millis(1), exited(125));
+        let now = self.now;
+        let slow = self.random.millis(100, 40_000);
+        let Some(process) = self.behind(gate) else {
+            return failed("the gate ended before it answered");
+        };
+        match mishap {
+            Some(Mishap::Fails) => {
+                self.end(gate.pid, Duration::from_millis(1), exited(125));
                 failed("exec: no such file")
             }
-            (Some(Part::Gate { .. }), Some(Mishap::TimesOut)) => {
+            Some(Mishap::TimesOut) => {
                 // A program on a network file system: it runs in the end, when nobody waits for it any more.
-                let at = self.now + self.random.millis(100, 40_000);
-                if let Some(process) = self.processes.get_mut(&pid) {
-                    process.part = Part::Gate { opens_at: Some(at) };
-                }
+                process.part = Part::Gate {
+                    opens_at: Some(now + slow),
+                };
                 failed("the program was not executed within 30 s")
             }
-            (Some(Part::Gate { .. }), _) => {
-                self.become_engine(pid);
+            Some(Mishap::OutcomeLost | Mishap::Lost) | None => {
+                self.become_engine(gate.pid);
                 Outcome::Released
-            }
-            (Some(Part::Leader { .. } | Part::Worker | Part::Stranger { .. }) | None, _) => {
-                failed("the gate ended before it answered")
             }
         }
     }
@@ -225,9 +228,15 @@ impl World {
             };
             return ProbeResult::Stranger { stranger };
         }
-        let leader = launch.handle.as_ref().and_then(|handle| self.leader(handle));
+        let leader = launch
+            .handle
+            .as_ref()
+            .and_then(|handle| self.leader(handle));
         match leader.map(|pid| &self.processes[&pid].part) {
-            Some(Part::Leader { healthy_from, sick_from }) => {
+            Some(Part::Leader {
+                healthy_from,
+                sick_from,
+            }) => {
                 if sick_from.is_some_and(|at| at <= self.now) {
                     failure("500")
                 } else if healthy_from.is_some_and(|at| at <= self.now) {

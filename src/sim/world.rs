@@ -143,6 +143,13 @@ impl Process {
     }
 }
 
+/// The controller's end of the pipe to a gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Gate {
+    pub pid: u32,
+    pub ticks: u64,
+}
+
 /// Something of a launch ended; the status is the leader's.
 pub(super) struct Ended {
     pub launch: LaunchId,
@@ -192,7 +199,10 @@ impl World {
     pub fn boundary(&mut self, what: &impl Display) -> bool {
         if !self.controller_died {
             if self.dies_at_boundary == Some(self.boundaries) {
-                self.note(&format!("THE CONTROLLER DIES at boundary {}: {what}", self.boundaries));
+                self.note(&format!(
+                    "THE CONTROLLER DIES at boundary {}: {what}",
+                    self.boundaries
+                ));
                 self.controller_died = true;
             }
             self.boundaries += 1;
@@ -307,8 +317,12 @@ impl World {
         let (Some(mut owner), manner) = (process.owner.clone(), process.manner.clone()) else {
             return;
         };
-        let is_port_taken = owner.port.is_some_and(|port| self.port_holder(port).is_some());
-        let mut end = manner.ends_after.map(|after| (now + after, exited(manner.exit_code)));
+        let is_port_taken = owner
+            .port
+            .is_some_and(|port| self.port_holder(port).is_some());
+        let mut end = manner
+            .ends_after
+            .map(|after| (now + after, exited(manner.exit_code)));
         if is_port_taken {
             owner.port = None;
             end = Some((now + self.random.millis(20, 400), exited(1)));
@@ -338,7 +352,11 @@ impl World {
         let pid = self.new_pid();
         self.last_ticks += 1;
         let owner = owner.map(|owner| Owner {
-            leader: if part == Part::Worker { owner.leader } else { pid },
+            leader: if part == Part::Worker {
+                owner.leader
+            } else {
+                pid
+            },
             ..owner
         });
         self.processes.insert(
@@ -358,7 +376,10 @@ impl World {
     /// Often one that was in use before. The number of a session that still has members is not given away.
     fn new_pid(&mut self) -> u32 {
         let is_session = |pid: &u32| {
-            let mut owners = self.processes.values().filter_map(|process| process.owner.as_ref());
+            let mut owners = self
+                .processes
+                .values()
+                .filter_map(|process| process.owner.as_ref());
             owners.any(|owner| owner.leader == *pid)
         };
         let free: Vec<u32> = self
@@ -422,30 +443,35 @@ impl World {
 
     /// The controller is gone: the pipes to the gates close, and those that wait leave.
     pub fn close_pipes(&mut self) {
-        let waiting: Vec<u32> = self
+        let waiting: Vec<Gate> = self
             .processes
             .iter()
-            .filter(|(_, process)| matches!(process.part, Part::Gate { opens_at: None }))
-            .map(|(pid, _)| *pid)
+            .map(|(&pid, process)| Gate {
+                pid,
+                ticks: process.ticks,
+            })
             .collect();
-        for pid in waiting {
-            self.call_off(pid);
+        for gate in waiting {
+            self.call_off(gate);
         }
     }
 
+    /// What waits at the other end of a pipe.
+    pub fn behind(&mut self, gate: Gate) -> Option<&mut Process> {
+        let process = self.processes.get_mut(&gate.pid)?;
+        let is_it = process.ticks == gate.ticks && process.part == Part::Gate { opens_at: None };
+        is_it.then_some(process)
+    }
+
     /// The pipe to this gate closes.
-    pub fn call_off(&mut self, pid: u32) {
-        let is_waiting = self
-            .processes
-            .get(&pid)
-            .is_some_and(|process| matches!(process.part, Part::Gate { opens_at: None }));
-        if is_waiting {
+    pub fn call_off(&mut self, gate: Gate) {
+        if self.behind(gate).is_some() {
             let delay = if self.random.chance(10) {
                 self.random.millis(100, 3000)
             } else {
                 self.random.millis(1, 20)
             };
-            self.end(pid, delay, exited(125));
+            self.end(gate.pid, delay, exited(125));
         }
     }
 

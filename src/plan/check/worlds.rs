@@ -522,7 +522,7 @@ fn running() -> BoxedStrategy<(Launch, News)> {
     ];
     let stop = (
         moment(),
-        testing::stop_reason(),
+        stop_reason().boxed(),
         option::weighted(0.4, past()),
     )
         .prop_map(|(asked_at, reason, killed_at)| Stop {
