@@ -211,7 +211,11 @@ impl Core {
             nonce,
         });
         let mut pass = Pass::default();
-        for (name, step) in &plan.steps {
+        // What frees a lease is written before what is granted from it: nobody who reads the records sees it twice.
+        let is_grant = |step: &Step| matches!(step.action, Some(Action::Prepare(_)));
+        let (grants, others): (Vec<_>, Vec<_>) =
+            plan.steps.iter().partition(|(_, step)| is_grant(step));
+        for (name, step) in others.into_iter().chain(grants) {
             self.carry_out(name, step, now, records, &mut pass);
         }
         self.note_waits(&plan, now, &mut pass);
