@@ -343,6 +343,17 @@ fn the_machine_readable_output_keeps_its_fields() {
 }
 
 #[test]
+fn the_help_names_every_verb_and_option() {
+    let daemon = Daemon::new();
+    let none = BTreeMap::new();
+    insta::assert_snapshot!("help", redacted(&daemon, &daemon.verb(&["--help"]), &none));
+    for verb in ["run", "get", "logs", "wait", "diff", "down"] {
+        let said = daemon.verb(&[verb, "--help"]);
+        insta::assert_snapshot!(format!("help_{verb}"), redacted(&daemon, &said, &none));
+    }
+}
+
+#[test]
 fn wait_ends_when_it_is_so() {
     let daemon = Daemon::start(&["--removal-grace", "0"]);
     let spec = "args: [--load-seconds, '1']";

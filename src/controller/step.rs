@@ -32,8 +32,8 @@ const EFFECT_LIMIT: Duration = Duration::from_mins(1);
 #[derive(Debug, Default)]
 pub struct Core {
     observed: Observed,
-    /// When the last lifecycle effect and the last probe of each instance began.
-    began: BTreeMap<InstanceName, Began>,
+    /// When the last lifecycle effect and the last probe of each instance must have ended.
+    overdue: BTreeMap<InstanceName, Overdue>,
     /// What each instance waited for in the last pass: a person is told of a wait once.
     waits: BTreeMap<InstanceName, Wait>,
     /// Whose record could not be written, so that a person is told once.
@@ -41,7 +41,7 @@ pub struct Core {
 }
 
 #[derive(Debug, Default)]
-struct Began {
+struct Overdue {
     effect: Option<Timestamp>,
     probe: Option<Timestamp>,
 }
@@ -177,15 +177,15 @@ impl Core {
         for instance in self.observed.instances.values_mut() {
             instance.health.since.get_or_insert(now);
         }
-        let is_over = |at: &mut Timestamp| *at + EFFECT_LIMIT <= now;
-        for (name, began) in &mut self.began {
+        let is_over = |at: &mut Timestamp| *at <= now;
+        for (name, overdue) in &mut self.overdue {
             let Some(instance) = self.observed.instances.get_mut(name) else {
                 continue;
             };
-            if began.effect.take_if(is_over).is_some() {
+            if overdue.effect.take_if(is_over).is_some() {
                 instance.effect = None;
             }
-            if began.probe.take_if(is_over).is_some() {
+            if overdue.probe.take_if(is_over).is_some() {
                 instance.health.in_flight = false;
             }
         }
@@ -211,7 +211,11 @@ impl Core {
             nonce,
         });
         let mut pass = Pass::default();
-        for (name, step) in &plan.steps {
+        // What frees a lease is written before what is granted from it: nobody who reads the records sees it twice.
+        let is_grant = |step: &Step| matches!(step.action, Some(Action::Prepare(_)));
+        let (grants, others): (Vec<_>, Vec<_>) =
+            plan.steps.iter().partition(|(_, step)| is_grant(step));
+        for (name, step) in others.into_iter().chain(grants) {
             self.carry_out(name, step, now, records, &mut pass);
         }
         self.note_waits(&plan, now, &mut pass);
@@ -265,13 +269,16 @@ impl Core {
             && let Some(instance) = self.observed.instances.get_mut(name)
         {
             begin(instance, action, now);
-            let began = self.began.entry(name.clone()).or_default();
+            let overdue = self.overdue.entry(name.clone()).or_default();
             match action {
-                Action::Probe { .. } => began.probe = Some(now),
+                // A manifest may give its probes any time.
+                Action::Probe { request, .. } => {
+                    overdue.probe = Some(now + EFFECT_LIMIT + request.timeout);
+                }
                 Action::Prepare(_)
                 | Action::Release { .. }
                 | Action::Resolve { .. }
-                | Action::Signal { .. } => began.effect = Some(now),
+                | Action::Signal { .. } => overdue.effect = Some(now + EFFECT_LIMIT),
             }
             pass.actions.push((name.clone(), action.clone()));
         }
@@ -289,7 +296,7 @@ impl Core {
         let record = match change {
             RecordChange::Forget => {
                 self.observed.instances.remove(name);
-                self.began.remove(name);
+                self.overdue.remove(name);
                 pass.forgotten.push(name.clone());
                 return;
             }

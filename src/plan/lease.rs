@@ -459,7 +459,13 @@ fn launch(inputs: Inputs<'_>, candidate: Candidate<'_>, lease: Lease) -> Step {
     } = candidate;
     let record = record.into_owned();
     let launch_id = LaunchId::derive(inputs.nonce, &record.name);
-    let is_restart = record.history.failures > 0;
+    // An edit forgives: what ended before it is no longer counted.
+    let is_restart = record.history.failures > 0
+        && record
+            .history
+            .last
+            .as_ref()
+            .is_some_and(|last| last.cause.is_failure());
     let order = engine::launch_order(LaunchFacts {
         instance: &record.name,
         launch_id,

@@ -2,11 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use proptest::prelude::*;
+use proptest::prelude::{Strategy as _, *};
 use schemars::schema_for;
-use serde_json::{Value, json};
 
-use super::{Deployment, DeviceRequest, InstanceSpec, RESTARTED_AT, RestartKey, Source};
+use super::*;
 use crate::manifest::ManifestSpec;
 use crate::testing;
 

@@ -102,6 +102,27 @@ fn an_edit_of_a_comment_of_key_order_or_of_a_probe_relaunches_nothing() {
 }
 
 #[test]
+fn a_new_restarted_at_relaunches_and_another_annotation_does_not() {
+    let daemon = Daemon::start(&[]);
+    let port = free_port();
+    let annotated = |annotation: &str| {
+        let annotated = format!("  name: a\n  annotations: {{{annotation}}}\n");
+        echo("a", port, "").replace("  name: a\n", &annotated)
+    };
+    daemon.put("a.yaml", &echo("a", port, ""));
+    let first = daemon.ready_launch("a");
+    daemon.put("a.yaml", &annotated("owner: me"));
+    daemon.wait_for_record("a-0", "its record has the annotation", |record| {
+        record.metadata.annotations.contains_key("owner")
+    });
+    daemon.settle();
+    daemon.assert_untouched("a-0", &first);
+    daemon.put("a.yaml", &annotated("evenkeel.dev/restartedAt: now"));
+    daemon.relaunched("a-0", &first);
+    daemon.ready("a");
+}
+
+#[test]
 fn renaming_the_file_relaunches_nothing() {
     let daemon = Daemon::start(&["--removal-grace", "0"]);
     let port = free_port();
@@ -267,7 +288,8 @@ fn a_paused_deployment_is_neither_changed_nor_relaunched_until_it_goes_on() {
     let record = daemon.wait_for_record("a-0", "its end is written down", |record| {
         record.launch.is_none()
     });
-    assert!(record.history.last.is_some());
+    assert_eq!(record.history.restarts, 0);
+    assert_eq!(daemon.told("a-0", "Exited").len(), 1);
     daemon.settle();
     assert!(daemon.processes().is_empty());
     let a = &instances(&daemon.get(), "a")[0];
@@ -278,6 +300,21 @@ fn a_paused_deployment_is_neither_changed_nor_relaunched_until_it_goes_on() {
     assert_ne!(after.id, before.id);
     let record = daemon.record("new-0");
     assert_eq!(record, None, "what is new and paused is not launched");
+}
+
+#[test]
+fn an_orphan_is_left_running_when_its_manifest_is_removed() {
+    let daemon = Daemon::start(&["--removal-grace", "0"]);
+    let port = free_port();
+    daemon.put("a.yaml", &echo("a", port, "deletionPolicy: Orphan"));
+    let launch = daemon.ready_launch("a");
+    daemon.remove("a.yaml");
+    daemon.wait_until_forgotten("a-0");
+    daemon.settle();
+    assert!(is_alive(pid_of(&launch)));
+    assert_eq!(daemon.told("a-0", "Forgotten").len(), 1);
+    nix::sys::signal::kill(pid_of(&launch), nix::sys::signal::SIGKILL).expect("it runs");
+    daemon.wait_until_nothing_runs();
 }
 
 #[test]

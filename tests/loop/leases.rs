@@ -89,14 +89,22 @@ fn eight_devices_serve_two_of_three_and_the_third_as_soon_as_one_is_removed() {
 }
 
 /// Whether two live leases have a device in common, now. A record that is still the same after the others were read was
-/// there all the time.
+/// there all the time. A lease is live until nothing of its launch runs, be its record there or not.
 fn overlap(daemon: &Daemon) -> Option<String> {
     let first = daemon.records();
     let second = daemon.records();
+    let running: BTreeSet<String> = daemon
+        .processes()
+        .iter()
+        .filter_map(|process| process.variable("EVENKEEL_LAUNCH_ID").map(str::to_owned))
+        .collect();
     let lasting = first.iter().filter(|(name, record)| {
+        let Some(launch) = &record.launch else {
+            return false;
+        };
         let again = second.get(*name).and_then(|again| again.launch.as_ref());
-        record.launch.is_some()
-            && again.map(|launch| launch.id) == record.launch.as_ref().map(|launch| launch.id)
+        let is_live = launch.handle.is_none() || running.contains(&launch.id.to_string());
+        is_live && again.is_some_and(|again| again.id == launch.id)
     });
     let mut holders: BTreeMap<String, &str> = BTreeMap::new();
     for (name, record) in lasting {

@@ -18,4 +18,6 @@ mod habits;
 
 mod leases;
 
+mod options;
+
 mod restarts;

@@ -423,7 +423,7 @@ fn at_most_so_many_start_at_a_time_and_those_half_way_through_no_longer_count() 
     let a = deployment("a", json!({"engine": "echo", "startupDeadlineSeconds": 40}));
     let world = limited(wanting([a.clone(), echo("b")])).with([starting(&a)]);
     world.plans([
-        "  a-0  wait     Starting: starting; the last probe: connection refused, until 2026-01-01T12:00:30Z",
+        "  a-0  wait     Starting: the last probe: connection refused, until 2026-01-01T12:00:30Z",
         "  b-0  wait     LaunchLimit: waits for its turn: 1 may start at a time (--max-launches)",
     ]);
     let b = &world.planned().steps[&"b-0".parse().unwrap()];

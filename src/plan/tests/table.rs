@@ -39,12 +39,22 @@ fn a_gate_that_is_ready_is_opened_unless_the_wish_has_changed() {
         ],
     );
     let world = wanting([a]).with([prepared]);
+    world.tells([]);
+    let launch = world.writes("a-0").unwrap().launch.unwrap();
+    assert_eq!((launch.handle, launch.started_at), (Some(handle()), None));
+}
+
+#[test]
+fn an_engine_has_started_when_its_gate_is_known_to_have_opened() {
+    let a = echo("a");
+    let released = but(starting(&a), |a| {
+        with_launch(a, |launch| launch.started_at = None);
+        a.outcome = Some(Outcome::Released);
+    });
+    let world = wanting([a]).with([released]);
     world.tells(["a-0 Started: pid 4242, port 8900"]);
     let launch = world.writes("a-0").unwrap().launch.unwrap();
-    assert_eq!(
-        (launch.handle, launch.started_at),
-        (Some(handle()), Some(NOW))
-    );
+    assert_eq!(launch.started_at, Some(NOW));
 }
 
 #[test]
@@ -103,10 +113,7 @@ fn what_is_found_by_its_launch_id_is_adopted() {
     let world = wanting([a]).with([found]);
     world.tells(["a-0 Adopted: found by its launch id"]);
     let launch = world.writes("a-0").unwrap().launch.unwrap();
-    assert_eq!(
-        (launch.handle, launch.started_at),
-        (Some(handle()), Some(NOW))
-    );
+    assert_eq!((launch.handle, launch.started_at), (Some(handle()), None));
 }
 
 #[test]
@@ -151,7 +158,7 @@ fn what_is_starting_is_waited_for_restarted_or_stopped() {
         &starting(&echo("a")),
         &echo("a"),
         [
-            "  a-0  wait     Starting: starting; the last probe: connection refused, until 2026-01-01T12:00:50Z",
+            "  a-0  wait     Starting: the last probe: connection refused, until 2026-01-01T12:00:50Z",
             "~ a-0  restart  spec.args changed",
             "- a-0  stop     no longer wanted",
         ],
@@ -227,8 +234,7 @@ fn what_fails_its_liveness_probe_three_times_is_stopped() {
 
 #[test]
 fn what_was_asked_to_end_is_waited_for_until_its_grace_is_over_whatever_is_wished() {
-    let wait =
-        "  a-0  wait     Terminating: stopping: no longer wanted, killed at 2026-01-01T12:00:17Z";
+    let wait = "  a-0  wait     Terminating: no longer wanted, killed at 2026-01-01T12:00:17Z";
     row(&stopping(&echo("a")), &echo("a"), [wait; 3]);
     let stubborn = but(stopping(&echo("a")), |a| {
         with_launch(a, |launch| launch.stop.as_mut().unwrap().asked_at = ago(20));
@@ -330,7 +336,7 @@ fn while_the_folder_cannot_be_read_nothing_is_launched_stopped_or_forgotten() {
         plans(ready(&a), "  a-0  wait     ready");
         plans(exited(&a), "+ a-0  launch   port 8900");
         plans(idle(&a), "+ a-0  launch   port 8900");
-        let line = "  a-0  wait     Starting: starting; the last probe: connection refused, until 2026-01-01T12:00:50Z";
+        let line = "  a-0  wait     Starting: the last probe: connection refused, until 2026-01-01T12:00:50Z";
         plans(starting(&a), line);
         let prepared = but(reserved(&a), |a| {
             a.outcome = Some(Outcome::Prepared(handle()));

@@ -341,7 +341,7 @@ fn a_renamed_file_refreshes_the_record_and_nothing_else() {
         (ready(&a), "~ a-0  update   ready"),
         (
             starting(&a),
-            "~ a-0  update   Starting: starting; the last probe: connection refused, until 2026-01-01T12:00:50Z",
+            "~ a-0  update   Starting: the last probe: connection refused, until 2026-01-01T12:00:50Z",
         ),
     ] {
         let world = wanting([renamed.clone()]).with([instance.clone()]);
