@@ -117,30 +117,51 @@ pub(super) fn decide<'a>(
     if let Some(kind) = instance.effect {
         return waiting(WaitReason::Effect(kind), None).into();
     }
-    let Some(launch) = put_back(launch, inputs.now) else {
+    let Some(known) = brought_up_to_date(instance, launch, inputs.now) else {
         return Context { inputs, instance }.decide_launch(launch, wish);
     };
     let mut instance = instance.clone();
-    instance.record.launch = Some(launch.clone());
+    instance.record.launch = Some(known.clone());
     let cx = Context {
         inputs,
         instance: &instance,
     };
-    match cx.decide_launch(&launch, wish) {
+    // Only now does the record say that the engine runs: one that is found gone before this never did, for all that is
+    // known, and is no failure of the engine's.
+    let is_news = known.started_at.is_some() && launch.started_at.is_none();
+    let started = is_news.then(|| cx.event(&known, Reason::Started, started_message(&known)));
+    match cx.decide_launch(&known, wish) {
         Decision::Step(mut step) => {
             let reason = step.wait.as_ref().map(|wait| &wait.reason);
             // What cannot be proven to run is left as it is until it can be.
-            if !matches!(reason, Some(WaitReason::Unknown { .. })) {
+            if is_news || !matches!(reason, Some(WaitReason::Unknown { .. })) {
                 step.record
                     .get_or_insert_with(|| RecordChange::Write(Box::new(instance.record)));
             }
+            step.events.splice(0..0, started);
             step.into()
         }
-        Decision::Launch(candidate) => Decision::Launch(Candidate {
-            record: Cow::Owned(candidate.record.into_owned()),
-            ..candidate
-        }),
+        Decision::Launch(mut candidate) => {
+            candidate.events.splice(0..0, started);
+            Decision::Launch(Candidate {
+                record: Cow::Owned(candidate.record.into_owned()),
+                ..candidate
+            })
+        }
     }
+}
+
+/// The launch as it is known to be, where its record says otherwise.
+fn brought_up_to_date(instance: &Instance, launch: &Launch, now: Timestamp) -> Option<Launch> {
+    let put_back = put_back(launch, now);
+    let is_opened = instance.outcome == Some(Outcome::Released) && launch.started_at.is_none();
+    if !is_opened {
+        return put_back;
+    }
+    Some(Launch {
+        started_at: Some(now),
+        ..put_back.unwrap_or_else(|| launch.clone())
+    })
 }
 
 /// A launch some of whose times lie ahead, with now in their place: the clock was set back while no controller ran, and
@@ -226,7 +247,6 @@ impl<'a> Context<'a> {
             Some(Outcome::Unresolved { why } | Outcome::Unproven { why }) => {
                 self.unknown(why).into()
             }
-            Some(Outcome::Released) if launch.started_at.is_none() => self.started(launch).into(),
             Some(Outcome::Failed(_) | Outcome::Released | Outcome::Signalled { .. }) | None => {
                 self.decide_launched(launch, wish)
             }
@@ -440,29 +460,6 @@ impl<'a> Context<'a> {
             action: Some(Action::Release {
                 launch_id: launch.id,
             }),
-            ..Step::default()
-        }
-    }
-
-    /// The gate has opened. Only now does the record say that the engine runs: one that is found gone before this never
-    /// did, for all that is known, and is no failure of the engine's.
-    fn started(self, launch: &Launch) -> Step {
-        let deadline =
-            self.now() + health::startup_deadline(&self.instance.record.spec, self.inputs.settings);
-        Step {
-            record: Some(self.with_launch(Launch {
-                started_at: Some(self.now()),
-                ..launch.clone()
-            })),
-            wait: Some(Wait {
-                reason: WaitReason::Starting {
-                    deadline,
-                    last_probe: String::new(),
-                },
-                // The next pass knows when it is probed first.
-                until: Some(self.now()),
-            }),
-            events: vec![self.event(launch, Reason::Started, started_message(launch))],
             ..Step::default()
         }
     }
