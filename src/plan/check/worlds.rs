@@ -728,7 +728,7 @@ pub(super) fn world() -> BoxedStrategy<World> {
         settings(),
         (
             quarantined().boxed(),
-            btree_map(port(), stranger(), 0..3),
+            btree_map(port(), stranger(), 0..5),
             btree_map((name(), 0..4_u32), past(), 0..3),
         ),
     )
