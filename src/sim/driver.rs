@@ -23,7 +23,7 @@ use crate::failure::ExitStatus;
 use crate::names::{InstanceName, LaunchId};
 use crate::observed::{Inventory, Liveness, Outcome, ProbeResult};
 use crate::order::ProbePurpose;
-use crate::plan::{Action, Inputs, Settings, check};
+use crate::plan::{Action, Inputs, Settings};
 use crate::record::Launch;
 use crate::spec::RestartKey;
 
@@ -59,7 +59,7 @@ pub(super) struct Shell {
     core: Core,
     slots: BTreeMap<LaunchId, Slot>,
     desired: Desired,
-    truth: Truth,
+    truth: Rc<Truth>,
     /// Away while a scan is under way.
     scanner: Option<Scanner>,
     is_scan_wanted: bool,
@@ -112,7 +112,7 @@ enum Flight {
     },
     /// The folder is read.
     Scan(Scanner),
-    Scanned(Box<(Scanner, Desired, Option<Timestamp>, Truth)>),
+    Scanned(Box<(Scanner, Desired, Option<Timestamp>, Rc<Truth>)>),
     /// The folder changed.
     Marked,
 }
@@ -228,7 +228,7 @@ impl Sim {
             core: Core::recover(records, Vec::new()),
             slots: BTreeMap::new(),
             desired: Desired::default(),
-            truth: Truth::default(),
+            truth: Rc::default(),
             scanner: Some(scanner),
             is_scan_wanted: true,
             look_again_at: None,
@@ -411,7 +411,15 @@ impl Sim {
         self.world.judge.truth = shell.truth.clone();
         self.world.judge_pass();
         shell.core.catch_up(now);
-        let before = shell.core.observed().clone();
+        let inputs = Inputs {
+            desired: &shell.desired,
+            observed: shell.core.observed(),
+            inventory: &self.inventory,
+            settings: &self.settings,
+            now,
+            nonce,
+        };
+        self.world.judge_plan(inputs);
         let pass = shell.core.pass(
             &shell.desired,
             &self.inventory,
@@ -422,17 +430,6 @@ impl Sim {
         );
         if self.world.trace.is_some() {
             self.world.note(&format!("pass\n{}", pass.plan));
-        }
-        let inputs = Inputs {
-            desired: &shell.desired,
-            observed: &before,
-            inventory: &self.inventory,
-            settings: &self.settings,
-            now,
-            nonce,
-        };
-        for violation in check::violations(inputs, &pass.plan) {
-            self.world.accuse(violation);
         }
         if self.world.controller_died {
             return;
@@ -620,7 +617,7 @@ impl Sim {
             }
             Flight::Scan(mut scanner) => {
                 let (desired, look_again_at) = scanner.scan(self.world.now, &self.world.folder);
-                let truth = self.world.folder.truth();
+                let truth = Rc::new(self.world.folder.truth());
                 let delay = self.delay();
                 let scanned = Box::new((scanner, desired, look_again_at, truth));
                 self.take_off(delay, Flight::Scanned(scanned));
