@@ -447,7 +447,8 @@ impl<'a> Context<'a> {
     /// The gate has opened. Only now does the record say that the engine runs: one that is found gone before this never
     /// did, for all that is known, and is no failure of the engine's.
     fn started(self, launch: &Launch) -> Step {
-        let deadline = self.now() + health::startup_deadline(&self.instance.record.spec, self.inputs.settings);
+        let deadline =
+            self.now() + health::startup_deadline(&self.instance.record.spec, self.inputs.settings);
         Step {
             record: Some(self.with_launch(Launch {
                 started_at: Some(self.now()),

@@ -82,18 +82,24 @@ impl Sim {
         };
         let now = self.world.now;
         let owner = process.owner.as_ref().expect("it was found by its owner");
-        let is_healthy = healthy_from.is_some_and(|at| at <= now) && sick_from.is_none_or(|at| at > now);
+        let is_healthy =
+            healthy_from.is_some_and(|at| at <= now) && sick_from.is_none_or(|at| at > now);
         let is_refused = engine::support(&file.deployment.spec, &self.inventory).is_err();
         let record = self.world.disk.records.get(name);
         let Some(launch) = record.and_then(|record| record.launch.as_ref()) else {
             return Err(format!("{name} runs, and its record holds no launch"));
         };
         if owner.revision != file.revision && !is_refused {
-            Err(format!("{name} is at revision {}, not {}", owner.revision, file.revision))
+            Err(format!(
+                "{name} is at revision {}, not {}",
+                owner.revision, file.revision
+            ))
         } else if !is_healthy && owner.port.is_some() {
             Err(format!("{name} is not healthy"))
         } else if launch.handle != self.world.handle(*pid) {
-            Err(format!("the record of {name} names another process than pid {pid}"))
+            Err(format!(
+                "the record of {name} names another process than pid {pid}"
+            ))
         } else if launch.ready_at.is_none() {
             Err(format!("{name} is not ready, says its record"))
         } else if launch.stop.is_some() {
@@ -117,7 +123,10 @@ impl Sim {
         if self.is_completed(name, file) {
             return Ok(());
         }
-        if spec.port.is_some_and(|port| self.world.port_holder(port).is_some()) {
+        if spec
+            .port
+            .is_some_and(|port| self.world.port_holder(port).is_some())
+        {
             return Ok(());
         }
         if self.lacks_devices(file) {
@@ -132,7 +141,9 @@ impl Sim {
         if needs_devices && is_overtaken {
             return Ok(());
         }
-        Err(format!("{name} does not run, and nothing keeps it from running"))
+        Err(format!(
+            "{name} does not run, and nothing keeps it from running"
+        ))
     }
 
     /// Whether it was tried, and its policy leaves it so.
@@ -175,8 +186,8 @@ impl Sim {
         let is_shared = self.world.unified.contains(id);
         holders.all(|name| {
             let record = self.world.disk.records.get(name);
-            let is_pinned = record
-                .is_some_and(|record| matches!(record.spec.devices, DeviceRequest::Ids(_)));
+            let is_pinned =
+                record.is_some_and(|record| matches!(record.spec.devices, DeviceRequest::Ids(_)));
             is_shared && !is_pinned && !pins
         })
     }

@@ -242,7 +242,8 @@ impl Sim {
     /// The controller is gone from one moment to the next.
     pub fn crash(&mut self) {
         self.world.controller_died = false;
-        self.world.dies_at_boundary = None;
+        let again = self.world.dies_again_after.take();
+        self.world.dies_at_boundary = again.map(|more| self.world.boundaries + more);
         if self.shell.take().is_none() {
             return;
         }
@@ -264,7 +265,10 @@ impl Sim {
     }
 
     fn launches(&self) -> Vec<(InstanceName, Launch)> {
-        let instances = self.shell.iter().flat_map(|shell| &shell.core.observed().instances);
+        let instances = self
+            .shell
+            .iter()
+            .flat_map(|shell| &shell.core.observed().instances);
         instances
             .filter_map(|(name, instance)| Some((name.clone(), instance.record.launch.clone()?)))
             .collect()
@@ -283,7 +287,10 @@ impl Sim {
 
     /// What could not be proven is looked at again at each deadline.
     fn look_at_doubtful(&mut self) {
-        let instances = self.shell.iter().flat_map(|shell| &shell.core.observed().instances);
+        let instances = self
+            .shell
+            .iter()
+            .flat_map(|shell| &shell.core.observed().instances);
         let doubtful: Vec<_> = instances
             .filter(|(_, instance)| matches!(instance.liveness, Liveness::Unknown { .. }))
             .filter_map(|(name, instance)| Some((name.clone(), instance.record.launch.clone()?)))
@@ -328,7 +335,7 @@ impl Sim {
         };
         let instance = instance.clone();
         slot.watch = Watch::Over;
-        if self.loses_wake(&format!("the end of {instance}")) {
+        if self.loses_wake(&format_args!("the end of {instance}")) {
             return;
         }
         let delay = self.delay();
@@ -347,7 +354,7 @@ impl Sim {
     fn loses_wake(&mut self, what: &impl Display) -> bool {
         let is_lost = self.world.random.chance(self.weather.loses_wakes);
         if is_lost {
-            self.world.note(&format!("a wake is lost: {what}"));
+            self.world.note(&format_args!("a wake is lost: {what}"));
         }
         is_lost
     }
@@ -429,7 +436,7 @@ impl Sim {
             &mut self.world,
         );
         if self.world.trace.is_some() {
-            self.world.note(&format!("pass\n{}", pass.plan));
+            self.world.note(&format_args!("pass\n{}", pass.plan));
         }
         if self.world.controller_died {
             return;
@@ -467,7 +474,11 @@ impl Sim {
     }
 
     fn keep_only_held(&mut self) {
-        let held: Vec<LaunchId> = self.launches().iter().map(|(_, launch)| launch.id).collect();
+        let held: Vec<LaunchId> = self
+            .launches()
+            .iter()
+            .map(|(_, launch)| launch.id)
+            .collect();
         let Some(shell) = &mut self.shell else {
             return;
         };
@@ -483,7 +494,10 @@ impl Sim {
     /// An effect is started, as the executor does.
     fn begin(&mut self, instance: InstanceName, launch: Launch, action: Action) {
         self.world.judge_action(&instance, &launch, &action);
-        if self.world.boundary(&format!("before {} of {instance}", verb(&action))) {
+        if self
+            .world
+            .boundary(&format_args!("before {} of {instance}", verb(&action)))
+        {
             return;
         }
         let slot = self
@@ -533,11 +547,18 @@ impl Sim {
     }
 
     /// An effect takes place.
-    fn take_place(&mut self, instance: InstanceName, launch: &Launch, action: Action, gate: Option<Gate>) {
+    fn take_place(
+        &mut self,
+        instance: InstanceName,
+        launch: &Launch,
+        action: Action,
+        gate: Option<Gate>,
+    ) {
         let mishap = self.mishap();
         let what = verb(&action);
         if let Some(mishap) = mishap {
-            self.world.note(&format!("{what} of {instance}: {mishap:?}"));
+            self.world
+                .note(&format_args!("{what} of {instance}: {mishap:?}"));
         }
         if mishap == Some(Mishap::Lost) {
             gate.into_iter().for_each(|gate| self.world.call_off(gate));
@@ -574,7 +595,10 @@ impl Sim {
                 return;
             }
         };
-        if self.world.boundary(&format!("{what} of {instance} took place")) {
+        if self
+            .world
+            .boundary(&format_args!("{what} of {instance} took place"))
+        {
             return;
         }
         if mishap == Some(Mishap::OutcomeLost) {
@@ -635,7 +659,8 @@ impl Sim {
                 purpose,
                 result,
             } => {
-                self.world.judge_probe(launch, purpose, result == ProbeResult::Success);
+                self.world
+                    .judge_probe(launch, purpose, result == ProbeResult::Success);
                 let now = self.world.now;
                 if let Some(shell) = &mut self.shell {
                     shell.core.probed(&instance, launch, purpose, result, now);
@@ -687,7 +712,8 @@ impl Sim {
         outcome: Outcome,
         gate: Option<Gate>,
     ) {
-        self.world.note(&format!("outcome for {instance}: {outcome:?}"));
+        self.world
+            .note(&format_args!("outcome for {instance}: {outcome:?}"));
         self.inspect_launch(instance, launch);
         if matches!(outcome, Outcome::Failed(_)) {
             self.world.judge_failure(instance, launch);
@@ -703,7 +729,8 @@ impl Sim {
                 self.world.call_off(gate);
             }
         }
-        self.world.boundary(&format!("an outcome of {instance} was taken in"));
+        self.world
+            .boundary(&format_args!("an outcome of {instance} was taken in"));
     }
 
     // -----------------------------------------------------------------------------------------------------------------
@@ -711,7 +738,7 @@ impl Sim {
 
     /// The folder changes, and the watch may notice.
     pub fn edit(&mut self, what: &impl Display, edit: impl FnOnce(&mut Folder, &mut Random)) {
-        self.world.note(&format!("folder: {what}"));
+        self.world.note(&format_args!("folder: {what}"));
         edit(&mut self.world.folder, &mut self.world.random);
         if self.shell.is_some() && !self.loses_wake(&"of the folder") {
             let delay = self.delay();

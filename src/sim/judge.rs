@@ -48,21 +48,26 @@ pub(super) struct Judge {
 
 /// The number that a manifest's every revision carries in its command line.
 pub(super) fn revision_of(arguments: &[String]) -> u32 {
-    let at = arguments.iter().position(|argument| argument == "--revision");
+    let at = arguments
+        .iter()
+        .position(|argument| argument == "--revision");
     at.and_then(|at| arguments.get(at + 1)?.parse().ok())
         .unwrap_or(0)
 }
 
 impl World {
     pub fn accuse(&mut self, what: String) {
-        self.note(&format!("VIOLATION: {what}"));
+        self.note(&format_args!("VIOLATION: {what}"));
         self.judge.violations.push(what);
     }
 
     /// No engine runs past its gate that no record names, none beside an earlier one of the same instance, and none on
     /// what another holds.
     pub fn judge_exec(&mut self, pid: u32) {
-        let process = self.processes.get(&pid).filter(|process| !process.is_orphan);
+        let process = self
+            .processes
+            .get(&pid)
+            .filter(|process| !process.is_orphan);
         let Some(owner) = process.and_then(|process| process.owner.clone()) else {
             return;
         };
@@ -75,7 +80,9 @@ impl World {
         let named = self.disk.records.get(instance);
         let named = named.and_then(|record| record.launch.as_ref());
         if named.is_none_or(|named| named.id != *launch || named.handle != self.handle(pid)) {
-            self.accuse(format!("the engine of {instance}, pid {pid}, runs, and no record names it"));
+            self.accuse(format!(
+                "the engine of {instance}, pid {pid}, runs, and no record names it"
+            ));
         }
         let others: Vec<(u32, Owner, bool)> = self
             .processes
@@ -88,13 +95,21 @@ impl World {
                 continue;
             }
             if other.instance == *instance {
-                self.accuse(format!("{instance} runs twice: pid {other_pid} and now pid {pid}"));
+                self.accuse(format!(
+                    "{instance} runs twice: pid {other_pid} and now pid {pid}"
+                ));
             }
             if owner.port.is_some() && other.port == owner.port {
-                self.accuse(format!("{} and {instance} both use port {:?}", other.instance, owner.port));
+                self.accuse(format!(
+                    "{} and {instance} both use port {:?}",
+                    other.instance, owner.port
+                ));
             }
             if let Some(device) = self.contested(&owner, &other) {
-                self.accuse(format!("{} and {instance} both use {device}", other.instance));
+                self.accuse(format!(
+                    "{} and {instance} both use {device}",
+                    other.instance
+                ));
             }
         }
         self.judge.execs += 1;
@@ -142,7 +157,9 @@ impl World {
     pub fn judge_remove(&mut self, record: &Record) {
         let name = &record.name;
         if !self.judge.is_everything_to_stop && !self.judge.truth.is_unwanted(name) {
-            self.accuse(format!("the record of {name} is removed, and nothing says that it is unwanted"));
+            self.accuse(format!(
+                "the record of {name} is removed, and nothing says that it is unwanted"
+            ));
         }
         let Some(launch) = &record.launch else {
             return;
@@ -156,7 +173,9 @@ impl World {
                 }
             }
         } else if let Some(pid) = self.survivor(launch.id) {
-            self.accuse(format!("the record of {name} is removed while pid {pid} lives"));
+            self.accuse(format!(
+                "the record of {name} is removed while pid {pid} lives"
+            ));
         }
     }
 
@@ -176,7 +195,9 @@ impl World {
 
     pub fn judge_signal(&mut self, pid: u32, launch: LaunchId) {
         if !self.processes[&pid].is_of(launch) {
-            self.accuse(format!("a signal reaches pid {pid}, which is not of the launch it was meant for"));
+            self.accuse(format!(
+                "a signal reaches pid {pid}, which is not of the launch it was meant for"
+            ));
         }
     }
 
@@ -188,7 +209,10 @@ impl World {
         let record = self.disk.records.get(name);
         let stop = record.and_then(|record| record.launch.as_ref()?.stop.as_ref());
         if matches!(action, Action::Signal { .. }) && stop.is_none() {
-            self.accuse(format!("{name} is signalled, and its record does not know it ({})", launch.id));
+            self.accuse(format!(
+                "{name} is signalled, and its record does not know it ({})",
+                launch.id
+            ));
         }
     }
 
@@ -225,7 +249,9 @@ impl World {
             StopReason::Shutdown => self.judge.is_everything_to_stop,
         };
         if !is_true {
-            self.accuse(format!("{name} is asked to end for a reason that is not true: {reason:?}"));
+            self.accuse(format!(
+                "{name} is asked to end for a reason that is not true: {reason:?}"
+            ));
         }
     }
 
@@ -234,7 +260,11 @@ impl World {
         self.judge.failed_launches.insert(launch);
         if let Some(record) = self.disk.records.get(name) {
             let revision = revision_of(&record.spec.args);
-            self.judge.attempts.entry(name.clone()).or_default().insert(revision);
+            self.judge
+                .attempts
+                .entry(name.clone())
+                .or_default()
+                .insert(revision);
         }
     }
 
@@ -266,7 +296,10 @@ impl World {
         let now = self.now;
         let recent = &mut self.judge.recent_passes;
         recent.push_back(now);
-        while recent.front().is_some_and(|at| *at + Duration::from_secs(1) < now) {
+        while recent
+            .front()
+            .is_some_and(|at| *at + Duration::from_secs(1) < now)
+        {
             recent.pop_front();
         }
         self.judge.passes += 1;

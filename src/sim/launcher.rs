@@ -62,7 +62,7 @@ impl World {
         };
         let manner = self.manner();
         let pid = self.spawn(Part::Gate { opens_at: None }, Some(owner), manner);
-        self.note(&format!("pid {pid} is the gate of {}", order.instance));
+        self.note(&format_args!("pid {pid} is the gate of {}", order.instance));
         if self.is(Mutant::GateStandsOpen) {
             self.become_engine(pid);
         }
@@ -191,7 +191,7 @@ impl World {
 
     fn deliver(&mut self, pid: u32, launch: LaunchId, signal: SignalKind) {
         self.judge_signal(pid, launch);
-        self.note(&format!("pid {pid} gets {signal:?}"));
+        self.note(&format_args!("pid {pid} gets {signal:?}"));
         let manner = &self.processes[&pid].manner;
         let (takes, status) = match (&self.processes[&pid].part, signal) {
             (_, SignalKind::Kill) => (Some(manner.kill_takes), killed(9)),
@@ -228,9 +228,15 @@ impl World {
             };
             return ProbeResult::Stranger { stranger };
         }
-        let leader = launch.handle.as_ref().and_then(|handle| self.leader(handle));
+        let leader = launch
+            .handle
+            .as_ref()
+            .and_then(|handle| self.leader(handle));
         match leader.map(|pid| &self.processes[&pid].part) {
-            Some(Part::Leader { healthy_from, sick_from }) => {
+            Some(Part::Leader {
+                healthy_from,
+                sick_from,
+            }) => {
                 if sick_from.is_some_and(|at| at <= self.now) {
                     failure("500")
                 } else if healthy_from.is_some_and(|at| at <= self.now) {

@@ -26,6 +26,8 @@ mod converge;
 
 mod schedule;
 
+mod scenario;
+
 mod tests;
 
 use std::time::Duration;
@@ -63,7 +65,9 @@ impl Random {
 
     /// One of `choices`, none of none.
     fn pick<T: Clone>(&mut self, choices: &[T]) -> Option<T> {
-        let count = u64::try_from(choices.len()).ok().filter(|&count| count > 0)?;
+        let count = u64::try_from(choices.len())
+            .ok()
+            .filter(|&count| count > 0)?;
         let at = usize::try_from(self.below(count)).ok()?;
         choices.get(at).cloned()
     }

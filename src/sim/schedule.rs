@@ -70,9 +70,11 @@ impl Sim {
         let before = self.activity();
         self.run(CALM);
         if let Some(what) = self.unsettled() {
-            self.world.accuse(format!("it does not stay converged: {what}"));
+            self.world
+                .accuse(format!("it does not stay converged: {what}"));
         } else if self.activity() != before {
-            self.world.accuse("it stops or starts something without need".to_owned());
+            self.world
+                .accuse("it stops or starts something without need".to_owned());
         }
     }
 
@@ -214,17 +216,23 @@ impl Schedule {
             return;
         };
         let present = self.sim.world.folder.files.values();
-        if present.into_iter().any(|file| file.deployment.name.as_str() == name) {
+        if present
+            .into_iter()
+            .any(|file| file.deployment.name.as_str() == name)
+        {
             return;
         }
         let (devices, is_undone) = (self.devices, self.random.chance(40));
         let removed = self.removed.remove(name).filter(|_| is_undone);
-        self.sim.edit(&format!("{name} is added"), |folder, random| {
-            let revision = folder.new_revision();
-            let file =
-                removed.unwrap_or_else(|| arbitrary_file(name, devices, revision, random));
-            folder.files.insert(file.deployment.source.file.clone(), file);
-        });
+        self.sim
+            .edit(&format!("{name} is added"), |folder, random| {
+                let revision = folder.new_revision();
+                let file =
+                    removed.unwrap_or_else(|| arbitrary_file(name, devices, revision, random));
+                folder
+                    .files
+                    .insert(file.deployment.source.file.clone(), file);
+            });
     }
 
     fn change(&mut self, what: &str, change: impl FnOnce(&mut File, u32, &mut Random)) {
@@ -247,11 +255,12 @@ impl Schedule {
             return;
         };
         let removed = &mut self.removed;
-        self.sim.edit(&format!("{} is removed", path.display()), |folder, _| {
-            if let Some(file) = folder.files.remove(&path) {
-                removed.insert(file.deployment.name.to_string(), file);
-            }
-        });
+        self.sim
+            .edit(&format!("{} is removed", path.display()), |folder, _| {
+                if let Some(file) = folder.files.remove(&path) {
+                    removed.insert(file.deployment.name.to_string(), file);
+                }
+            });
     }
 
     fn spoil(&mut self) {
@@ -263,11 +272,12 @@ impl Schedule {
         } else {
             FileState::Hidden
         };
-        self.sim.edit(&format!("{} is {state:?}", path.display()), |folder, _| {
-            if let Some(file) = folder.files.get_mut(&path) {
-                file.state = state;
-            }
-        });
+        self.sim
+            .edit(&format!("{} is {state:?}", path.display()), |folder, _| {
+                if let Some(file) = folder.files.get_mut(&path) {
+                    file.state = state;
+                }
+            });
     }
 
     fn mend(&mut self) {
@@ -280,15 +290,16 @@ impl Schedule {
             return;
         };
         let new: PathBuf = format!("{}-{}", self.random.below(100), path.display()).into();
-        self.sim.edit(&format!("{} is renamed", path.display()), |folder, _| {
-            let is_known = |file: &File| file.state != FileState::Hidden;
-            if folder.files.get(&path).is_some_and(is_known)
-                && let Some(mut file) = folder.files.remove(&path)
-            {
-                file.deployment.source.file.clone_from(&new);
-                folder.files.insert(new, file);
-            }
-        });
+        self.sim
+            .edit(&format!("{} is renamed", path.display()), |folder, _| {
+                let is_known = |file: &File| file.state != FileState::Hidden;
+                if folder.files.get(&path).is_some_and(is_known)
+                    && let Some(mut file) = folder.files.remove(&path)
+                {
+                    file.deployment.source.file.clone_from(&new);
+                    folder.files.insert(new, file);
+                }
+            });
     }
 
     fn kill(&mut self) {

@@ -33,6 +33,8 @@ pub(super) struct World {
     pub boundaries: u64,
     /// The point at which it dies.
     pub dies_at_boundary: Option<u64>,
+    /// How many boundaries later the next controller dies.
+    pub dies_again_after: Option<u64>,
     pub controller_died: bool,
     /// What happened, in words; none while nobody will read it.
     pub trace: Option<Vec<String>>,
@@ -101,7 +103,7 @@ pub(super) struct Manner {
     ends_after: Option<Duration>,
     exit_code: i32,
     workers: u64,
-    workers_outlive_it: bool,
+    pub workers_outlive_it: bool,
     /// None: it ignores SIGTERM.
     pub term_takes: Option<Duration>,
     pub kill_takes: Duration,
@@ -173,6 +175,7 @@ impl World {
             mutant: None,
             boundaries: 0,
             dies_at_boundary: None,
+            dies_again_after: None,
             controller_died: false,
             trace: None,
             unified: Vec::new(),
@@ -199,7 +202,10 @@ impl World {
     pub fn boundary(&mut self, what: &impl Display) -> bool {
         if !self.controller_died {
             if self.dies_at_boundary == Some(self.boundaries) {
-                self.note(&format!("THE CONTROLLER DIES at boundary {}: {what}", self.boundaries));
+                let number = self.boundaries;
+                self.note(&format_args!(
+                    "THE CONTROLLER DIES at boundary {number}: {what}"
+                ));
                 self.controller_died = true;
             }
             self.boundaries += 1;
@@ -272,7 +278,7 @@ impl World {
     fn finish(&mut self, pid: u32, status: ExitStatus) -> Option<Ended> {
         let process = self.processes.remove(&pid)?;
         self.freed_pids.push(pid);
-        self.note(&format!("pid {pid} ended: {status}"));
+        self.note(&format_args!("pid {pid} ended: {status}"));
         let owner = process.owner?;
         if owner.leader != pid {
             return Some(Ended {
@@ -314,13 +320,17 @@ impl World {
         let (Some(mut owner), manner) = (process.owner.clone(), process.manner.clone()) else {
             return;
         };
-        let is_port_taken = owner.port.is_some_and(|port| self.port_holder(port).is_some());
-        let mut end = manner.ends_after.map(|after| (now + after, exited(manner.exit_code)));
+        let is_port_taken = owner
+            .port
+            .is_some_and(|port| self.port_holder(port).is_some());
+        let mut end = manner
+            .ends_after
+            .map(|after| (now + after, exited(manner.exit_code)));
         if is_port_taken {
             owner.port = None;
             end = Some((now + self.random.millis(20, 400), exited(1)));
         }
-        self.note(&format!(
+        self.note(&format_args!(
             "pid {pid} is now the engine of {} at revision {}, devices {:?}, port {:?}",
             owner.instance, owner.revision, owner.devices, owner.port
         ));
@@ -345,7 +355,11 @@ impl World {
         let pid = self.new_pid();
         self.last_ticks += 1;
         let owner = owner.map(|owner| Owner {
-            leader: if part == Part::Worker { owner.leader } else { pid },
+            leader: if part == Part::Worker {
+                owner.leader
+            } else {
+                pid
+            },
             ..owner
         });
         self.processes.insert(
@@ -365,7 +379,10 @@ impl World {
     /// Often one that was in use before. The number of a session that still has members is not given away.
     fn new_pid(&mut self) -> u32 {
         let is_session = |pid: &u32| {
-            let mut owners = self.processes.values().filter_map(|process| process.owner.as_ref());
+            let mut owners = self
+                .processes
+                .values()
+                .filter_map(|process| process.owner.as_ref());
             owners.any(|owner| owner.leader == *pid)
         };
         let free: Vec<u32> = self
@@ -389,7 +406,7 @@ impl World {
         if self.port_holder(port).is_none() {
             let manner = self.manner();
             let pid = self.spawn(Part::Stranger { port }, None, manner);
-            self.note(&format!("a stranger, pid {pid}, takes port {port}"));
+            self.note(&format_args!("a stranger, pid {pid}, takes port {port}"));
         }
     }
 
