@@ -2,6 +2,7 @@
 //!
 //! Invariant: a story told twice passes the same boundaries, so that each can be met once.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::Random;
@@ -16,7 +17,7 @@ use crate::plan::{Intent, Settings};
 /// A story, and how many engines are executed in it whatever happens to the controller.
 pub(super) struct Scenario {
     pub name: &'static str,
-    pub engines: usize,
+    engines: RangeInclusive<usize>,
     tell: fn(&mut Sim),
 }
 
@@ -44,7 +45,7 @@ const CHAPTER: Duration = Duration::from_secs(15);
 pub(super) const SCENARIOS: [Scenario; 9] = [
     Scenario {
         name: "a launch",
-        engines: 1,
+        engines: 1..=1,
         tell: |sim| {
             sim.put(plain_file("a", 1));
             sim.run(CHAPTER);
@@ -52,7 +53,7 @@ pub(super) const SCENARIOS: [Scenario; 9] = [
     },
     Scenario {
         name: "a relaunch after a crash",
-        engines: 2,
+        engines: 2..=2,
         tell: |sim| {
             sim.put(plain_file("a", 1));
             sim.run(CHAPTER);
@@ -62,7 +63,7 @@ pub(super) const SCENARIOS: [Scenario; 9] = [
     },
     Scenario {
         name: "a relaunch after a crash that leaves a worker",
-        engines: 2,
+        engines: 2..=2,
         tell: |sim| {
             sim.put(plain_file("a", 1));
             sim.run(CHAPTER);
@@ -72,7 +73,7 @@ pub(super) const SCENARIOS: [Scenario; 9] = [
     },
     Scenario {
         name: "a change of the manifest",
-        engines: 2,
+        engines: 2..=2,
         tell: |sim| {
             sim.put(plain_file("a", 1));
             sim.run(CHAPTER);
@@ -82,22 +83,20 @@ pub(super) const SCENARIOS: [Scenario; 9] = [
     },
     Scenario {
         name: "a change of the manifest during the launch",
-        engines: 1,
+        engines: 1..=2,
         tell: |sim| {
             sim.put(plain_file("a", 1));
             // Until its gate is there.
             while sim.world.processes.is_empty() {
                 sim.run(Duration::from_millis(5));
             }
-            sim.world.folder.files.clear();
-            sim.run(CHAPTER);
             sim.put(plain_file("a", 2));
             sim.run(CHAPTER);
         },
     },
     Scenario {
         name: "a removal",
-        engines: 1,
+        engines: 1..=1,
         tell: |sim| {
             sim.put(plain_file("a", 1));
             sim.run(CHAPTER);
@@ -107,7 +106,7 @@ pub(super) const SCENARIOS: [Scenario; 9] = [
     },
     Scenario {
         name: "a removal of what ignores SIGTERM",
-        engines: 1,
+        engines: 1..=1,
         tell: |sim| {
             sim.put(plain_file("a", 1));
             sim.run(CHAPTER);
@@ -120,7 +119,7 @@ pub(super) const SCENARIOS: [Scenario; 9] = [
     },
     Scenario {
         name: "a port that changes hands",
-        engines: 3,
+        engines: 3..=3,
         tell: |sim| {
             sim.put(plain_file("d", 1));
             sim.run(CHAPTER);
@@ -135,7 +134,7 @@ pub(super) const SCENARIOS: [Scenario; 9] = [
     },
     Scenario {
         name: "an end of everything",
-        engines: 2,
+        engines: 2..=2,
         tell: |sim| {
             sim.put(plain_file("a", 1));
             sim.put(plain_file("b", 2));
@@ -172,10 +171,10 @@ impl Scenario {
         (self.tell)(&mut sim);
         sim.settle();
         let engines = sim.world.judge.execs;
-        if engines != self.engines {
-            let expected = self.engines;
+        if !self.engines.contains(&engines) {
+            let expected = &self.engines;
             sim.world
-                .accuse(format!("{engines} engines were executed, not {expected}"));
+                .accuse(format!("{engines} engines were executed, not {expected:?}"));
         }
         sim.report()
     }
