@@ -213,7 +213,10 @@ fn judge_start(
             .is_some_and(|written| written.failure_threshold.is_some())
         && count.failures >= probe.failure_threshold;
     let waited = now.duration_since(started_at).unsigned_abs();
-    let verdict = if now >= deadline || tries_are_over {
+    // It may have become ready while no controller ran: who was not asked, or has just said yes, is not stopped.
+    let is_asked = count.last.is_some() || probe.request(purpose, launch).is_none();
+    let is_overdue = now >= deadline && is_asked && count.successes == 0;
+    let verdict = if is_overdue || tries_are_over {
         Verdict::Stop(StopReason::StartupTimeout {
             waited_seconds: waited.as_secs(),
             last_probe: count.last_text(),

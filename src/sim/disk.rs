@@ -50,7 +50,7 @@ impl Disk {
 
 impl Records for World {
     fn write(&mut self, record: &Record) -> Result<(), StoreError> {
-        if self.boundary(&format!("before {} is written", record.name)) {
+        if self.boundary(&format_args!("before {} is written", record.name)) {
             return Ok(());
         }
         self.refuse(&record.name)?;
@@ -62,12 +62,12 @@ impl Records for World {
         let before = self.disk.records.insert(name.clone(), record.clone());
         self.disk.files.insert(name, bytes);
         self.judge_write(before.as_ref(), record);
-        self.boundary(&format!("{} is written", record.name));
+        self.boundary(&format_args!("{} is written", record.name));
         Ok(())
     }
 
     fn remove(&mut self, name: &InstanceName) -> Result<(), StoreError> {
-        if self.boundary(&format!("before {name} is removed")) {
+        if self.boundary(&format_args!("before {name} is removed")) {
             return Ok(());
         }
         self.refuse(name)?;
@@ -75,7 +75,7 @@ impl Records for World {
         if let Some(record) = self.disk.records.remove(name) {
             self.judge_remove(&record);
         }
-        self.boundary(&format!("{name} is removed"));
+        self.boundary(&format_args!("{name} is removed"));
         Ok(())
     }
 }
@@ -87,7 +87,7 @@ impl World {
         if self.now >= self.disk.full_until && self.disk.fails_at != Some(number) {
             return Ok(());
         }
-        self.note(&format!("the record of {name} cannot be written"));
+        self.note(&format_args!("the record of {name} cannot be written"));
         Err(StoreError::Write {
             path: format!("{name}.json").into(),
             source: io::Error::from(io::ErrorKind::StorageFull),

@@ -23,7 +23,7 @@ use crate::failure::ExitStatus;
 use crate::names::{InstanceName, LaunchId};
 use crate::observed::{Inventory, Liveness, Outcome, ProbeResult};
 use crate::order::ProbePurpose;
-use crate::plan::{Action, Inputs, Settings, check};
+use crate::plan::{Action, Inputs, Settings};
 use crate::record::Launch;
 use crate::spec::RestartKey;
 
@@ -59,7 +59,7 @@ pub(super) struct Shell {
     core: Core,
     slots: BTreeMap<LaunchId, Slot>,
     desired: Desired,
-    truth: Truth,
+    truth: Rc<Truth>,
     /// Away while a scan is under way.
     scanner: Option<Scanner>,
     is_scan_wanted: bool,
@@ -112,7 +112,7 @@ enum Flight {
     },
     /// The folder is read.
     Scan(Scanner),
-    Scanned(Box<(Scanner, Desired, Option<Timestamp>, Truth)>),
+    Scanned(Box<(Scanner, Desired, Option<Timestamp>, Rc<Truth>)>),
     /// The folder changed.
     Marked,
 }
@@ -228,7 +228,7 @@ impl Sim {
             core: Core::recover(records, Vec::new()),
             slots: BTreeMap::new(),
             desired: Desired::default(),
-            truth: Truth::default(),
+            truth: Rc::default(),
             scanner: Some(scanner),
             is_scan_wanted: true,
             look_again_at: None,
@@ -242,7 +242,8 @@ impl Sim {
     /// The controller is gone from one moment to the next.
     pub fn crash(&mut self) {
         self.world.controller_died = false;
-        self.world.dies_at_boundary = None;
+        let again = self.world.dies_again_after.take();
+        self.world.dies_at_boundary = again.map(|more| self.world.boundaries + more);
         if self.shell.take().is_none() {
             return;
         }
@@ -334,7 +335,7 @@ impl Sim {
         };
         let instance = instance.clone();
         slot.watch = Watch::Over;
-        if self.loses_wake(&format!("the end of {instance}")) {
+        if self.loses_wake(&format_args!("the end of {instance}")) {
             return;
         }
         let delay = self.delay();
@@ -353,7 +354,7 @@ impl Sim {
     fn loses_wake(&mut self, what: &impl Display) -> bool {
         let is_lost = self.world.random.chance(self.weather.loses_wakes);
         if is_lost {
-            self.world.note(&format!("a wake is lost: {what}"));
+            self.world.note(&format_args!("a wake is lost: {what}"));
         }
         is_lost
     }
@@ -417,7 +418,15 @@ impl Sim {
         self.world.judge.truth = shell.truth.clone();
         self.world.judge_pass();
         shell.core.catch_up(now);
-        let before = shell.core.observed().clone();
+        let inputs = Inputs {
+            desired: &shell.desired,
+            observed: shell.core.observed(),
+            inventory: &self.inventory,
+            settings: &self.settings,
+            now,
+            nonce,
+        };
+        self.world.judge_plan(inputs);
         let pass = shell.core.pass(
             &shell.desired,
             &self.inventory,
@@ -427,18 +436,7 @@ impl Sim {
             &mut self.world,
         );
         if self.world.trace.is_some() {
-            self.world.note(&format!("pass\n{}", pass.plan));
-        }
-        let inputs = Inputs {
-            desired: &shell.desired,
-            observed: &before,
-            inventory: &self.inventory,
-            settings: &self.settings,
-            now,
-            nonce,
-        };
-        for violation in check::violations(inputs, &pass.plan) {
-            self.world.accuse(violation);
+            self.world.note(&format_args!("pass\n{}", pass.plan));
         }
         if self.world.controller_died {
             return;
@@ -498,7 +496,7 @@ impl Sim {
         self.world.judge_action(&instance, &launch, &action);
         if self
             .world
-            .boundary(&format!("before {} of {instance}", verb(&action)))
+            .boundary(&format_args!("before {} of {instance}", verb(&action)))
         {
             return;
         }
@@ -560,7 +558,7 @@ impl Sim {
         let what = verb(&action);
         if let Some(mishap) = mishap {
             self.world
-                .note(&format!("{what} of {instance}: {mishap:?}"));
+                .note(&format_args!("{what} of {instance}: {mishap:?}"));
         }
         if mishap == Some(Mishap::Lost) {
             gate.into_iter().for_each(|gate| self.world.call_off(gate));
@@ -599,7 +597,7 @@ impl Sim {
         };
         if self
             .world
-            .boundary(&format!("{what} of {instance} took place"))
+            .boundary(&format_args!("{what} of {instance} took place"))
         {
             return;
         }
@@ -643,7 +641,7 @@ impl Sim {
             }
             Flight::Scan(mut scanner) => {
                 let (desired, look_again_at) = scanner.scan(self.world.now, &self.world.folder);
-                let truth = self.world.folder.truth();
+                let truth = Rc::new(self.world.folder.truth());
                 let delay = self.delay();
                 let scanned = Box::new((scanner, desired, look_again_at, truth));
                 self.take_off(delay, Flight::Scanned(scanned));
@@ -715,7 +713,7 @@ impl Sim {
         gate: Option<Gate>,
     ) {
         self.world
-            .note(&format!("outcome for {instance}: {outcome:?}"));
+            .note(&format_args!("outcome for {instance}: {outcome:?}"));
         self.inspect_launch(instance, launch);
         if matches!(outcome, Outcome::Failed(_)) {
             self.world.judge_failure(instance, launch);
@@ -732,7 +730,7 @@ impl Sim {
             }
         }
         self.world
-            .boundary(&format!("an outcome of {instance} was taken in"));
+            .boundary(&format_args!("an outcome of {instance} was taken in"));
     }
 
     // -----------------------------------------------------------------------------------------------------------------
@@ -740,7 +738,7 @@ impl Sim {
 
     /// The folder changes, and the watch may notice.
     pub fn edit(&mut self, what: &impl Display, edit: impl FnOnce(&mut Folder, &mut Random)) {
-        self.world.note(&format!("folder: {what}"));
+        self.world.note(&format_args!("folder: {what}"));
         edit(&mut self.world.folder, &mut self.world.random);
         if self.shell.is_some() && !self.loses_wake(&"of the folder") {
             let delay = self.delay();

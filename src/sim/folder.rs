@@ -199,34 +199,23 @@ impl Scanner {
 // ---------------------------------------------------------------------------------------------------------------------
 // Manifests
 
+/// A manifest that asks for one device.
+pub(super) fn plain_file(name: &str, revision: u32) -> File {
+    let spec = json!({"engine": "echo"});
+    let mut file = file(name, &spec);
+    file.deployment.spec.devices = DeviceRequest::Count(1);
+    file.change_restart(revision);
+    file
+}
+
 /// A manifest for a host with so many devices.
 pub(super) fn arbitrary_file(name: &str, devices: u64, revision: u32, random: &mut Random) -> File {
-    let mut manifest = if random.chance(80) {
-        json!({"metadata": {"name": name}, "spec": {"engine": "echo"}})
+    let spec = if random.chance(80) {
+        json!({"engine": "echo"})
     } else {
-        json!({"metadata": {"name": name}, "spec": {"engine": "command", "command": ["serve"]}})
+        json!({"engine": "command", "command": ["serve"]})
     };
-    manifest["apiVersion"] = json!("evenkeel.dev/v1alpha1");
-    manifest["kind"] = json!("ModelDeployment");
-    let manifest = serde_json::from_value(manifest).expect("a manifest");
-    let source = Source {
-        file: format!("{name}.yaml").into(),
-        document: 0,
-        revision: None,
-    };
-    let deployment = Deployment::from_manifest(manifest, source).expect("a right manifest");
-    let mut file = File {
-        deployment,
-        revision,
-        state: FileState::Good,
-    };
-    file.deployment.spec.backoff = Backoff {
-        initial_seconds: 1,
-        max_seconds: 8,
-        reset_seconds: 20,
-    };
-    file.deployment.spec.startup_deadline_seconds = Some(15);
-    file.deployment.spec.termination_grace_period_seconds = 4;
+    let mut file = file(name, &spec);
     file.deployment.spec.devices = DeviceRequest::Count(0);
     file.change_restart(revision);
     if random.chance(70) {
@@ -236,6 +225,35 @@ pub(super) fn arbitrary_file(name: &str, devices: u64, revision: u32, random: &m
         file.change_live(random);
     }
     file
+}
+
+fn file(name: &str, spec: &serde_json::Value) -> File {
+    let manifest = json!({
+        "apiVersion": "evenkeel.dev/v1alpha1",
+        "kind": "ModelDeployment",
+        "metadata": {"name": name},
+        "spec": spec,
+    });
+    let manifest = serde_json::from_value(manifest).expect("a manifest");
+    let source = Source {
+        file: format!("{name}.yaml").into(),
+        document: 0,
+        revision: None,
+    };
+    let mut deployment = Deployment::from_manifest(manifest, source).expect("a right manifest");
+    // Everything is over soon, so that little virtual time is spent on waiting.
+    deployment.spec.backoff = Backoff {
+        initial_seconds: 1,
+        max_seconds: 8,
+        reset_seconds: 20,
+    };
+    deployment.spec.startup_deadline_seconds = Some(15);
+    deployment.spec.termination_grace_period_seconds = 4;
+    File {
+        deployment,
+        revision: 0,
+        state: FileState::Good,
+    }
 }
 
 impl File {

@@ -3,6 +3,7 @@
 //! Invariant: a rule never asks the controller whether it was right.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -12,7 +13,7 @@ use super::world::{Owner, Part, Process, World};
 use crate::manifest::DeletionPolicy;
 use crate::names::{DeviceId, InstanceName, LaunchId};
 use crate::order::ProbePurpose;
-use crate::plan::Action;
+use crate::plan::{self, Action, Inputs};
 use crate::record::{Launch, Record, StopReason};
 
 /// The start-up deadline of every manifest here.
@@ -27,7 +28,7 @@ pub(super) struct Judge {
     /// What was done wrong.
     pub violations: Vec<String>,
     /// What the controller could know of the folder when it last looked.
-    pub truth: Truth,
+    pub truth: Rc<Truth>,
     pub is_everything_to_stop: bool,
     /// Engines executed so far.
     pub execs: usize,
@@ -56,7 +57,7 @@ pub(super) fn revision_of(arguments: &[String]) -> u32 {
 
 impl World {
     pub fn accuse(&mut self, what: String) {
-        self.note(&format!("VIOLATION: {what}"));
+        self.note(&format_args!("VIOLATION: {what}"));
         self.judge.violations.push(what);
     }
 
@@ -276,8 +277,18 @@ impl World {
 
     /// A new controller has seen nothing yet.
     pub fn judge_start(&mut self) {
-        self.judge.truth = Truth::default();
+        self.judge.truth = Rc::default();
         self.judge.failed_probes.clear();
+    }
+
+    /// The plan keeps its own rules. Most plans say only what is waited for, and of these some are enough.
+    pub fn judge_plan(&mut self, inputs: Inputs<'_>) {
+        let plan = plan::plan(inputs);
+        if plan.is_change() || self.judge.passes % 8 == 0 {
+            for violation in plan::check::violations(inputs, &plan) {
+                self.accuse(violation);
+            }
+        }
     }
 
     /// The loop is not hot.

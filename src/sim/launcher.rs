@@ -62,7 +62,7 @@ impl World {
         };
         let manner = self.manner();
         let pid = self.spawn(Part::Gate { opens_at: None }, Some(owner), manner);
-        self.note(&format!("pid {pid} is the gate of {}", order.instance));
+        self.note(&format_args!("pid {pid} is the gate of {}", order.instance));
         if self.is(Mutant::GateStandsOpen) {
             self.become_engine(pid);
         }
@@ -191,7 +191,7 @@ impl World {
 
     fn deliver(&mut self, pid: u32, launch: LaunchId, signal: SignalKind) {
         self.judge_signal(pid, launch);
-        self.note(&format!("pid {pid} gets {signal:?}"));
+        self.note(&format_args!("pid {pid} gets {signal:?}"));
         let manner = &self.processes[&pid].manner;
         let (takes, status) = match (&self.processes[&pid].part, signal) {
             (_, SignalKind::Kill) => (Some(manner.kill_takes), killed(9)),

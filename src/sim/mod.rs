@@ -26,6 +26,8 @@ mod converge;
 
 mod schedule;
 
+mod scenario;
+
 mod tests;
 
 use std::time::Duration;

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::Mutant;
+use super::scenario::{Blow, SCENARIOS, Scenario};
 use super::schedule::{Report, play};
 
 /// Schedules of an ordinary test run.
@@ -79,5 +80,83 @@ fn whatever_befalls_the_world_no_rule_is_broken_and_it_converges() {
     }
     if let Some((seed, _)) = failed.first() {
         show(*seed, None);
+    }
+}
+
+/// Plays a story with each of these blows.
+fn strike(scenario: &Scenario, blows: impl Iterator<Item = Blow>) {
+    for blow in blows {
+        if scenario.play(blow, false).violations.is_empty() {
+            continue;
+        }
+        let report = scenario.play(blow, true);
+        for line in &report.trace {
+            println!("{line}");
+        }
+        panic!(
+            "{}, {blow:?}: {}",
+            scenario.name,
+            report.violations.join("; ")
+        );
+    }
+}
+
+#[test]
+fn a_controller_that_dies_at_any_boundary_is_as_if_it_had_lived() {
+    for scenario in &SCENARIOS {
+        let extent = scenario.extent();
+        assert!(extent.boundaries > 15, "{}: {extent:?}", scenario.name);
+        strike(scenario, (0..extent.boundaries).map(Blow::Dies));
+    }
+}
+
+#[test]
+fn a_controller_that_dies_twice_in_a_launch_is_as_if_it_had_lived() {
+    let launch = &SCENARIOS[0];
+    let first = 0..launch.extent().boundaries.min(20);
+    strike(
+        launch,
+        first.flat_map(|at| (0..12).map(move |more| Blow::DiesTwice(at, more))),
+    );
+}
+
+#[test]
+fn a_record_that_cannot_be_written_the_first_time_delays_and_breaks_nothing() {
+    for scenario in &SCENARIOS {
+        strike(
+            scenario,
+            (0..scenario.extent().writes).map(Blow::CannotWrite),
+        );
+    }
+}
+
+/// What is broken on purpose, and a word of what the judge must say of it.
+const MUTANTS: [(Mutant, &str); 9] = [
+    (Mutant::DropsWrites, "no record names it"),
+    (Mutant::SaysGone, "lives"),
+    (Mutant::SignalsByPid, "a signal reaches"),
+    (Mutant::GateStandsOpen, "no record names it"),
+    (Mutant::UnreadableIsAbsent, "Removed"),
+    (Mutant::ForgetsRestartKeys, "SpecChanged"),
+    (Mutant::UnknownIsGone, "lives"),
+    (Mutant::NeverSleeps, "passes within a second"),
+    (Mutant::NeverResyncs, "converge"),
+];
+
+#[test]
+fn what_is_broken_on_purpose_is_found_out() {
+    for (mutant, word) in MUTANTS {
+        let found = (0..400).any(|seed| {
+            let violations = play(seed, Some(mutant), false).violations;
+            violations.iter().any(|violation| violation.contains(word))
+        });
+        assert!(found, "nobody noticed {mutant:?}");
+    }
+}
+
+#[test]
+fn a_schedule_is_a_function_of_its_seed() {
+    for seed in 0..5 {
+        assert_eq!(play(seed, None, true).trace, play(seed, None, true).trace);
     }
 }

@@ -33,6 +33,8 @@ pub(super) struct World {
     pub boundaries: u64,
     /// The point at which it dies.
     pub dies_at_boundary: Option<u64>,
+    /// How many boundaries later the next controller dies.
+    pub dies_again_after: Option<u64>,
     pub controller_died: bool,
     /// What happened, in words; none while nobody will read it.
     pub trace: Option<Vec<String>>,
@@ -101,7 +103,7 @@ pub(super) struct Manner {
     ends_after: Option<Duration>,
     exit_code: i32,
     workers: u64,
-    workers_outlive_it: bool,
+    pub workers_outlive_it: bool,
     /// None: it ignores SIGTERM.
     pub term_takes: Option<Duration>,
     pub kill_takes: Duration,
@@ -173,6 +175,7 @@ impl World {
             mutant: None,
             boundaries: 0,
             dies_at_boundary: None,
+            dies_again_after: None,
             controller_died: false,
             trace: None,
             unified: Vec::new(),
@@ -199,9 +202,9 @@ impl World {
     pub fn boundary(&mut self, what: &impl Display) -> bool {
         if !self.controller_died {
             if self.dies_at_boundary == Some(self.boundaries) {
-                self.note(&format!(
-                    "THE CONTROLLER DIES at boundary {}: {what}",
-                    self.boundaries
+                let number = self.boundaries;
+                self.note(&format_args!(
+                    "THE CONTROLLER DIES at boundary {number}: {what}"
                 ));
                 self.controller_died = true;
             }
@@ -275,7 +278,7 @@ impl World {
     fn finish(&mut self, pid: u32, status: ExitStatus) -> Option<Ended> {
         let process = self.processes.remove(&pid)?;
         self.freed_pids.push(pid);
-        self.note(&format!("pid {pid} ended: {status}"));
+        self.note(&format_args!("pid {pid} ended: {status}"));
         let owner = process.owner?;
         if owner.leader != pid {
             return Some(Ended {
@@ -327,7 +330,7 @@ impl World {
             owner.port = None;
             end = Some((now + self.random.millis(20, 400), exited(1)));
         }
-        self.note(&format!(
+        self.note(&format_args!(
             "pid {pid} is now the engine of {} at revision {}, devices {:?}, port {:?}",
             owner.instance, owner.revision, owner.devices, owner.port
         ));
@@ -403,7 +406,7 @@ impl World {
         if self.port_holder(port).is_none() {
             let manner = self.manner();
             let pid = self.spawn(Part::Stranger { port }, None, manner);
-            self.note(&format!("a stranger, pid {pid}, takes port {port}"));
+            self.note(&format_args!("a stranger, pid {pid}, takes port {port}"));
         }
     }
 
