@@ -42,9 +42,10 @@ use crate::plan::{Intent, Plan, Settings};
 use crate::probe::Prober;
 use crate::record::Launch;
 use crate::source::{
-    FolderChange, FolderChanges, Scan, Scanner, Watch, WorldWritable, check_folder, watch,
+    FolderChange, FolderChanges, FolderError, Scan, Scanner, Watch, WorldWritable, check_folder,
+    watch,
 };
-use crate::store::{Controller as LockHolder, LockError, StateLock, Store};
+use crate::store::{self, Controller as LockHolder, LockError, StateLock, Store};
 pub use options::{OnExit, Options, RunError};
 
 use execute::Executor;
@@ -80,12 +81,7 @@ pub type Onlooker = Box<dyn FnMut(&Plan)>;
 pub async fn run(options: Options, intent: Intent, onlooker: Onlooker) -> Result<(), RunError> {
     let system = |what| move |source| RunError::System { what, source };
     if intent == Intent::Reconcile {
-        let world_writable = if options.allow_world_writable {
-            WorldWritable::Allow
-        } else {
-            WorldWritable::Refuse
-        };
-        check_folder(&options.folder, world_writable)?;
+        check_desired_folder(&options)?;
     }
     let inventory = devices::inventory(options.devices.as_deref())?;
     let clock = Clock::new();
@@ -142,6 +138,25 @@ pub async fn run(options: Options, intent: Intent, onlooker: Onlooker) -> Result
     controller.first_scan().await;
     controller.reconcile(signals).await;
     Ok(())
+}
+
+/// A folder that is not there is a mistake on the command line, unless there are records: then it may be a volume that is
+/// not mounted yet, and what runs must be looked after whatever is wished (W4).
+fn check_desired_folder(options: &Options) -> Result<(), FolderError> {
+    let world_writable = if options.allow_world_writable {
+        WorldWritable::Allow
+    } else {
+        WorldWritable::Refuse
+    };
+    match check_folder(&options.folder, world_writable) {
+        Err(error @ (FolderError::Unreadable { .. } | FolderError::NotAFolder(_)))
+            if store::read_only(&options.state).is_ok_and(|loaded| !loaded.records.is_empty()) =>
+        {
+            warn!(error = %chain(&error), "nothing is known of what is wished: what has a record is looked after");
+            Ok(())
+        }
+        result => result,
+    }
 }
 
 async fn acquire_lock(options: &Options, holder: &LockHolder) -> Result<StateLock, LockError> {

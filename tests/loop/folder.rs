@@ -170,3 +170,19 @@ fn a_name_that_two_files_have_is_the_first_ones_and_the_other_is_reported() {
     daemon.remove("m.yaml");
     daemon.relaunched("a-0", &before);
 }
+
+#[test]
+fn a_controller_that_starts_while_the_folder_is_away_looks_after_what_runs() {
+    let mut daemon = Daemon::start(&[]);
+    daemon.put("a.yaml", &echo("a", free_port(), ""));
+    let before = daemon.ready_launch("a");
+    daemon.kill();
+    let away = daemon.folder().with_extension("away");
+    std::fs::rename(daemon.folder(), &away).expect("it moves");
+    daemon.run(&[]);
+    daemon.wait_for_event("-", "DesiredUnavailable");
+    daemon.assert_untouched("a-0", &before);
+    std::fs::rename(&away, daemon.folder()).expect("it moves back");
+    daemon.wait_for_event("-", "DesiredAvailable");
+    daemon.assert_untouched("a-0", &before);
+}
