@@ -38,6 +38,10 @@ pub(super) struct Sim {
     pub inventory: Rc<Inventory>,
     pub settings: Settings,
     pub weather: Weather,
+    /// Lifecycle effects that took place so far, or failed to.
+    pub effects: u64,
+    /// The one whose end is never heard of.
+    pub loses_outcome_of: Option<u64>,
     flights: BTreeMap<(Timestamp, u64), Flight>,
     departed: u64,
     restarts_at: Timestamp,
@@ -84,6 +88,10 @@ pub(super) enum Watch {
 }
 
 /// What comes at a time.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "few at a time, and each is moved twice"
+)]
 pub(super) enum Flight {
     /// An effect takes place.
     Effect {
@@ -132,6 +140,8 @@ impl Sim {
             inventory: Rc::new(inventory),
             settings,
             weather: Weather::default(),
+            effects: 0,
+            loses_outcome_of: None,
             flights: BTreeMap::new(),
             departed: 0,
         }
@@ -255,6 +265,11 @@ impl Sim {
             self.world.random.millis(300, 20_000)
         };
         self.restarts_at = self.world.now + pause;
+    }
+
+    /// The next controller starts this much later.
+    pub fn stay_away(&mut self, length: Duration) {
+        self.restarts_at = self.world.now + length;
     }
 
     /// The machine goes down, and the controller with it.

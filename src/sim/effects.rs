@@ -53,20 +53,20 @@ impl Sim {
             fails,
             loses,
             times_out,
-            ..
+            is_late: _,
+            loses_wakes: _,
         } = self.weather;
+        let chances = [
+            (Mishap::Fails, fails),
+            (Mishap::OutcomeLost, loses),
+            (Mishap::Lost, loses),
+            (Mishap::TimesOut, times_out),
+        ];
         let random = &mut self.world.random;
-        if random.chance(fails) {
-            Some(Mishap::Fails)
-        } else if random.chance(loses) {
-            Some(Mishap::OutcomeLost)
-        } else if random.chance(loses) {
-            Some(Mishap::Lost)
-        } else if random.chance(times_out) {
-            Some(Mishap::TimesOut)
-        } else {
-            None
-        }
+        let mut drawn = chances
+            .into_iter()
+            .filter(|(_, percent)| random.chance(*percent));
+        drawn.next().map(|(mishap, _)| mishap)
     }
 
     /// An effect takes place.
@@ -77,14 +77,23 @@ impl Sim {
         action: Action,
         gate: Option<Gate>,
     ) {
-        let mishap = self.mishap();
+        let number = self.effects;
+        let is_probe = matches!(action, Action::Probe { .. });
+        self.effects += u64::from(!is_probe);
+        let mishap = if !is_probe && self.loses_outcome_of == Some(number) {
+            Some(Mishap::OutcomeLost)
+        } else {
+            self.mishap()
+        };
         let what = verb(&action);
         if let Some(mishap) = mishap {
             self.world
                 .note(&format_args!("{what} of {instance}: {mishap:?}"));
         }
         if mishap == Some(Mishap::Lost) {
-            gate.into_iter().for_each(|gate| self.world.call_off(gate));
+            if let Some(gate) = gate {
+                self.world.call_off(gate);
+            }
             return;
         }
         // What takes place although its outcome is lost is as good as what does not go wrong.
@@ -125,7 +134,9 @@ impl Sim {
             return;
         }
         if mishap == Some(Mishap::OutcomeLost) {
-            gate.into_iter().for_each(|gate| self.world.call_off(gate));
+            if let Some(gate) = gate {
+                self.world.call_off(gate);
+            }
             return;
         }
         let delay = self.arrival(mishap, timeout);
