@@ -1,12 +1,15 @@
 //! The invariants, over arbitrary worlds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use proptest::sample::Index;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
 
 use super::{committed, violations, worlds};
-use crate::plan::{Plan, plan};
+use crate::observed::SignalKind;
+use crate::plan::{Action, Plan, RecordChange, plan};
 use crate::spec::RestartKey;
 
 /// A plan as text, with its launch ids replaced: they alone come from the nonce.
@@ -19,6 +22,69 @@ fn anonymous(plan: &Plan, nonce: u128) -> Vec<String> {
             format!("{name}: {step:?}").replace(&id, "ID")
         })
         .collect()
+}
+
+/// Properties of worlds that never come to something say nothing of it.
+#[test]
+fn arbitrary_worlds_come_to_every_action_and_every_wait() {
+    let mut runner = TestRunner::deterministic();
+    let worlds = worlds::world();
+    let mut seen = BTreeSet::new();
+    for _ in 0..400 {
+        let world = worlds.new_tree(&mut runner).unwrap().current();
+        for step in plan(world.inputs(1)).steps.values() {
+            seen.extend(step.wait.as_ref().map(|wait| wait.reason.word()));
+            seen.extend(step.action.as_ref().map(|action| match action {
+                Action::Prepare(_) => "prepare",
+                Action::Release { .. } => "release",
+                Action::Resolve { .. } => "resolve",
+                Action::Signal {
+                    signal: SignalKind::Term,
+                    ..
+                } => "term",
+                Action::Signal {
+                    signal: SignalKind::Kill,
+                    ..
+                } => "kill",
+                Action::Probe { .. } => "probe",
+            }));
+            seen.extend((step.record == Some(RecordChange::Forget)).then_some("forget"));
+        }
+    }
+    let expected = [
+        "",
+        "prepare",
+        "release",
+        "resolve",
+        "term",
+        "kill",
+        "probe",
+        "forget",
+        "InProgress",
+        "Starting",
+        "ProbeFailed",
+        "Terminating",
+        "Stuck",
+        "CrashLoopBackOff",
+        "LaunchLimit",
+        "InsufficientDevices",
+        "RecordQuarantined",
+        "PortHeld",
+        "PortTakenByStranger",
+        "Unsupported",
+        "RemovalGrace",
+        "GitLock",
+        "DesiredUnavailable",
+        "Paused",
+        "OtherNode",
+        "Completed",
+        "Unknown",
+    ];
+    let missing: Vec<_> = expected
+        .iter()
+        .filter(|word| !seen.contains(*word))
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
 
 proptest! {
