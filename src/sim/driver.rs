@@ -14,7 +14,6 @@ use jiff::Timestamp;
 use uuid::Uuid;
 
 use super::folder::{Folder, Scanner, Truth};
-use super::launcher::Mishap;
 use super::world::{Ended, Gate, World};
 use super::{Mutant, Random};
 use crate::controller::step::Core;
@@ -39,6 +38,10 @@ pub(super) struct Sim {
     pub inventory: Rc<Inventory>,
     pub settings: Settings,
     pub weather: Weather,
+    /// Lifecycle effects that took place so far, or failed to.
+    pub effects: u64,
+    /// The one whose end is never heard of.
+    pub loses_outcome_of: Option<u64>,
     flights: BTreeMap<(Timestamp, u64), Flight>,
     departed: u64,
     restarts_at: Timestamp,
@@ -56,27 +59,27 @@ pub(super) struct Weather {
 
 /// A controller: what it keeps in memory.
 pub(super) struct Shell {
-    core: Core,
-    slots: BTreeMap<LaunchId, Slot>,
-    desired: Desired,
-    truth: Rc<Truth>,
+    pub core: Core,
+    pub slots: BTreeMap<LaunchId, Slot>,
+    pub desired: Desired,
+    pub truth: Rc<Truth>,
     /// Away while a scan is under way.
-    scanner: Option<Scanner>,
-    is_scan_wanted: bool,
-    look_again_at: Option<Timestamp>,
-    next_resync: Timestamp,
-    wakes_at: Timestamp,
+    pub scanner: Option<Scanner>,
+    pub is_scan_wanted: bool,
+    pub look_again_at: Option<Timestamp>,
+    pub next_resync: Timestamp,
+    pub wakes_at: Timestamp,
 }
 
 #[derive(Default)]
-struct Slot {
-    gate: Option<Gate>,
-    seen: Option<ExitStatus>,
-    watch: Watch,
+pub(super) struct Slot {
+    pub gate: Option<Gate>,
+    pub seen: Option<ExitStatus>,
+    pub watch: Watch,
 }
 
 #[derive(Default)]
-enum Watch {
+pub(super) enum Watch {
     #[default]
     Off,
     On(InstanceName),
@@ -85,7 +88,11 @@ enum Watch {
 }
 
 /// What comes at a time.
-enum Flight {
+#[expect(
+    clippy::large_enum_variant,
+    reason = "few at a time, and each is moved twice"
+)]
+pub(super) enum Flight {
     /// An effect takes place.
     Effect {
         instance: InstanceName,
@@ -133,12 +140,14 @@ impl Sim {
             inventory: Rc::new(inventory),
             settings,
             weather: Weather::default(),
+            effects: 0,
+            loses_outcome_of: None,
             flights: BTreeMap::new(),
             departed: 0,
         }
     }
 
-    fn take_off(&mut self, after: Duration, flight: Flight) {
+    pub fn take_off(&mut self, after: Duration, flight: Flight) {
         self.departed += 1;
         let at = self.world.now + after;
         self.flights.insert((at, self.departed), flight);
@@ -258,6 +267,11 @@ impl Sim {
         self.restarts_at = self.world.now + pause;
     }
 
+    /// The next controller starts this much later.
+    pub fn stay_away(&mut self, length: Duration) {
+        self.restarts_at = self.world.now + length;
+    }
+
     /// The machine goes down, and the controller with it.
     pub fn reboot(&mut self) {
         self.crash();
@@ -274,7 +288,7 @@ impl Sim {
             .collect()
     }
 
-    fn launch(&self, name: &InstanceName) -> Option<Launch> {
+    pub fn launch(&self, name: &InstanceName) -> Option<Launch> {
         let instances = &self.shell.as_ref()?.core.observed().instances;
         instances.get(name)?.record.launch.clone()
     }
@@ -301,7 +315,7 @@ impl Sim {
     }
 
     /// Looks whether a launch runs, and watches it if anything of it does.
-    fn inspect(&mut self, name: &InstanceName, launch: &Launch) {
+    pub fn inspect(&mut self, name: &InstanceName, launch: &Launch) {
         let Some(shell) = &mut self.shell else {
             return;
         };
@@ -360,7 +374,7 @@ impl Sim {
     }
 
     /// Mostly a moment, so that things overtake each other.
-    fn delay(&mut self) -> Duration {
+    pub fn delay(&mut self) -> Duration {
         if self.world.random.chance(self.weather.is_late) {
             self.world.random.millis(200, 8000)
         } else {
@@ -489,251 +503,6 @@ impl Sim {
     }
 
     // -----------------------------------------------------------------------------------------------------------------
-    // Effects
-
-    /// An effect is started, as the executor does.
-    fn begin(&mut self, instance: InstanceName, launch: Launch, action: Action) {
-        self.world.judge_action(&instance, &launch, &action);
-        if self
-            .world
-            .boundary(&format_args!("before {} of {instance}", verb(&action)))
-        {
-            return;
-        }
-        let slot = self
-            .shell
-            .as_mut()
-            .and_then(|shell| shell.slots.get_mut(&launch.id));
-        let gate = match &action {
-            Action::Release { .. } | Action::Signal { .. } => {
-                slot.and_then(|slot| slot.gate.take())
-            }
-            Action::Prepare(_) | Action::Resolve { .. } | Action::Probe { .. } => None,
-        };
-        if let (Action::Signal { .. }, Some(gate)) = (&action, gate) {
-            self.world.call_off(gate);
-        }
-        let delay = self.delay();
-        self.take_off(
-            delay,
-            Flight::Effect {
-                instance,
-                launch,
-                action,
-                gate,
-            },
-        );
-    }
-
-    fn mishap(&mut self) -> Option<Mishap> {
-        let Weather {
-            fails,
-            loses,
-            times_out,
-            ..
-        } = self.weather;
-        let random = &mut self.world.random;
-        if random.chance(fails) {
-            Some(Mishap::Fails)
-        } else if random.chance(loses) {
-            Some(Mishap::OutcomeLost)
-        } else if random.chance(loses) {
-            Some(Mishap::Lost)
-        } else if random.chance(times_out) {
-            Some(Mishap::TimesOut)
-        } else {
-            None
-        }
-    }
-
-    /// An effect takes place.
-    fn take_place(
-        &mut self,
-        instance: InstanceName,
-        launch: &Launch,
-        action: Action,
-        gate: Option<Gate>,
-    ) {
-        let mishap = self.mishap();
-        let what = verb(&action);
-        if let Some(mishap) = mishap {
-            self.world
-                .note(&format_args!("{what} of {instance}: {mishap:?}"));
-        }
-        if mishap == Some(Mishap::Lost) {
-            gate.into_iter().for_each(|gate| self.world.call_off(gate));
-            return;
-        }
-        // What takes place although its outcome is lost is as good as what does not go wrong.
-        let wrong = mishap.filter(|mishap| *mishap != Mishap::OutcomeLost);
-        let timeout = match &action {
-            Action::Release { .. } => Duration::from_secs(30),
-            Action::Probe { request, .. } => request.timeout,
-            Action::Prepare(_) | Action::Resolve { .. } | Action::Signal { .. } => {
-                Duration::from_secs(10)
-            }
-        };
-        let (outcome, gate) = match action {
-            Action::Prepare(order) => self.world.prepare(&order, &self.inventory, wrong),
-            Action::Release { .. } => (self.world.release(gate, wrong), None),
-            Action::Resolve { launch_id } => (self.world.find(launch_id, wrong), None),
-            Action::Signal { signal, .. } => (self.world.signal(launch, signal, wrong), None),
-            Action::Probe { launch_id, request } => {
-                let result = self.world.probe(launch, &request, wrong);
-                if mishap != Some(Mishap::OutcomeLost) {
-                    let delay = self.arrival(mishap, timeout);
-                    self.take_off(
-                        delay,
-                        Flight::Probed {
-                            instance,
-                            launch: launch_id,
-                            purpose: request.purpose,
-                            result,
-                        },
-                    );
-                }
-                return;
-            }
-        };
-        if self
-            .world
-            .boundary(&format_args!("{what} of {instance} took place"))
-        {
-            return;
-        }
-        if mishap == Some(Mishap::OutcomeLost) {
-            gate.into_iter().for_each(|gate| self.world.call_off(gate));
-            return;
-        }
-        let delay = self.arrival(mishap, timeout);
-        let launch = launch.id;
-        self.take_off(
-            delay,
-            Flight::Outcome {
-                instance,
-                launch,
-                outcome,
-                gate,
-            },
-        );
-    }
-
-    fn arrival(&mut self, mishap: Option<Mishap>, timeout: Duration) -> Duration {
-        match mishap {
-            Some(Mishap::TimesOut) => timeout,
-            Some(Mishap::Fails | Mishap::Lost | Mishap::OutcomeLost) | None => {
-                self.delay().min(timeout)
-            }
-        }
-    }
-
-    /// Takes in what a flight brings. Returns whether it wakes the controller.
-    fn arrive(&mut self, flight: Flight) -> bool {
-        match flight {
-            Flight::Effect {
-                instance,
-                launch,
-                action,
-                gate,
-            } => {
-                self.take_place(instance, &launch, action, gate);
-                return false;
-            }
-            Flight::Scan(mut scanner) => {
-                let (desired, look_again_at) = scanner.scan(self.world.now, &self.world.folder);
-                let truth = Rc::new(self.world.folder.truth());
-                let delay = self.delay();
-                let scanned = Box::new((scanner, desired, look_again_at, truth));
-                self.take_off(delay, Flight::Scanned(scanned));
-                return false;
-            }
-            Flight::Outcome {
-                instance,
-                launch,
-                outcome,
-                gate,
-            } => self.take_outcome(&instance, launch, outcome, gate),
-            Flight::Probed {
-                instance,
-                launch,
-                purpose,
-                result,
-            } => {
-                self.world
-                    .judge_probe(launch, purpose, result == ProbeResult::Success);
-                let now = self.world.now;
-                if let Some(shell) = &mut self.shell {
-                    shell.core.probed(&instance, launch, purpose, result, now);
-                }
-            }
-            Flight::Ended {
-                instance,
-                launch,
-                status,
-            } => {
-                if let Some(slot) = self
-                    .shell
-                    .as_mut()
-                    .and_then(|shell| shell.slots.get_mut(&launch))
-                {
-                    slot.watch = Watch::Off;
-                    slot.seen = slot.seen.or(status);
-                }
-                self.inspect_launch(&instance, launch);
-            }
-            Flight::Scanned(scanned) => {
-                let (scanner, desired, look_again_at, truth) = *scanned;
-                if let Some(shell) = &mut self.shell {
-                    shell.scanner = Some(scanner);
-                    shell.desired = desired;
-                    shell.look_again_at = look_again_at;
-                    shell.truth = truth;
-                }
-            }
-            Flight::Marked => {
-                if let Some(shell) = &mut self.shell {
-                    shell.is_scan_wanted = true;
-                }
-            }
-        }
-        true
-    }
-
-    fn inspect_launch(&mut self, instance: &InstanceName, launch: LaunchId) {
-        if let Some(launch) = self.launch(instance).filter(|held| held.id == launch) {
-            self.inspect(instance, &launch);
-        }
-    }
-
-    fn take_outcome(
-        &mut self,
-        instance: &InstanceName,
-        launch: LaunchId,
-        outcome: Outcome,
-        gate: Option<Gate>,
-    ) {
-        self.world
-            .note(&format_args!("outcome for {instance}: {outcome:?}"));
-        self.inspect_launch(instance, launch);
-        if matches!(outcome, Outcome::Failed(_)) {
-            self.world.judge_failure(instance, launch);
-        }
-        let Some(shell) = &mut self.shell else {
-            return;
-        };
-        let is_held = shell.core.outcome(instance, launch, outcome);
-        if let Some(gate) = gate {
-            if is_held {
-                shell.slots.entry(launch).or_default().gate = Some(gate);
-            } else {
-                self.world.call_off(gate);
-            }
-        }
-        self.world
-            .boundary(&format_args!("an outcome of {instance} was taken in"));
-    }
-
-    // -----------------------------------------------------------------------------------------------------------------
     // The folder
 
     /// The folder changes, and the watch may notice.
@@ -744,15 +513,5 @@ impl Sim {
             let delay = self.delay();
             self.take_off(delay, Flight::Marked);
         }
-    }
-}
-
-fn verb(action: &Action) -> &'static str {
-    match action {
-        Action::Prepare(_) => "prepare",
-        Action::Release { .. } => "release",
-        Action::Resolve { .. } => "resolve",
-        Action::Signal { .. } => "signal",
-        Action::Probe { .. } => "probe",
     }
 }

@@ -217,6 +217,10 @@ pub(super) fn arbitrary_file(name: &str, devices: u64, revision: u32, random: &m
     };
     let mut file = file(name, &spec);
     file.deployment.spec.devices = DeviceRequest::Count(0);
+    if random.chance(80) {
+        // The quick first probes of small models are half of all passes otherwise.
+        file.deployment.spec.startup_probe = Some(every(1));
+    }
     file.change_restart(revision);
     if random.chance(70) {
         file.change_lease(devices, revision, random);
@@ -225,6 +229,13 @@ pub(super) fn arbitrary_file(name: &str, devices: u64, revision: u32, random: &m
         file.change_live(random);
     }
     file
+}
+
+fn every(seconds: u64) -> ManifestProbe {
+    ManifestProbe {
+        period_seconds: u32::try_from(seconds).ok(),
+        ..ManifestProbe::default()
+    }
 }
 
 fn file(name: &str, spec: &serde_json::Value) -> File {
@@ -309,16 +320,12 @@ impl File {
                 spec.termination_grace_period_seconds = seconds;
             }
             3 => {
-                spec.liveness_probe = Some(ManifestProbe {
-                    period_seconds: u32::try_from(random.between(2, 12)).ok(),
-                    ..ManifestProbe::default()
-                });
+                spec.liveness_probe = Some(every(random.between(2, 12)));
             }
             4 => {
                 spec.readiness_probe = random.chance(50).then(|| ManifestProbe {
-                    period_seconds: Some(3),
                     success_threshold: Some(2),
-                    ..ManifestProbe::default()
+                    ..every(3)
                 });
             }
             5 => spec.paused = !spec.paused,

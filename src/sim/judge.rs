@@ -284,7 +284,7 @@ impl World {
     /// The plan keeps its own rules. Most plans say only what is waited for, and of these some are enough.
     pub fn judge_plan(&mut self, inputs: Inputs<'_>) {
         let plan = plan::plan(inputs);
-        if plan.is_change() || self.judge.passes % 8 == 0 {
+        if plan.is_change() || self.judge.passes.is_multiple_of(8) {
             for violation in plan::check::violations(inputs, &plan) {
                 self.accuse(violation);
             }

@@ -20,6 +20,8 @@ mod folder;
 
 mod driver;
 
+mod effects;
+
 mod judge;
 
 mod converge;

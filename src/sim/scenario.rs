@@ -10,6 +10,7 @@ use super::driver::Sim;
 use super::folder::{File, plain_file};
 use super::schedule::{Report, device};
 use super::world::{Part, exited};
+use crate::manifest::RestartPolicy;
 use crate::names::{DeploymentName, Port};
 use crate::observed::Inventory;
 use crate::plan::{Intent, Settings};
@@ -30,6 +31,8 @@ pub(super) enum Blow {
     DiesTwice(u64, u64),
     /// Its write of this number fails.
     CannotWrite(u64),
+    /// It never hears how the effect of this number ended.
+    HearsNothing(u64),
 }
 
 /// What there is to be met in a story.
@@ -37,12 +40,13 @@ pub(super) enum Blow {
 pub(super) struct Extent {
     pub boundaries: u64,
     pub writes: u64,
+    pub effects: u64,
 }
 
 /// Long enough for a launch, a grace period and what follows.
 const CHAPTER: Duration = Duration::from_secs(15);
 
-pub(super) const SCENARIOS: [Scenario; 9] = [
+pub(super) const SCENARIOS: [Scenario; 11] = [
     Scenario {
         name: "a launch",
         engines: 1..=1,
@@ -133,6 +137,29 @@ pub(super) const SCENARIOS: [Scenario; 9] = [
         },
     },
     Scenario {
+        name: "a launch of what is never launched again",
+        engines: 1..=1,
+        tell: |sim| {
+            let mut file = plain_file("a", 1);
+            file.deployment.spec.restart_policy = RestartPolicy::Never;
+            sim.put(file);
+            sim.run(CHAPTER);
+        },
+    },
+    Scenario {
+        name: "a start-up deadline that passes while no controller runs",
+        engines: 1..=1,
+        tell: |sim| {
+            sim.put(plain_file("a", 1));
+            while sim.world.judge.execs == 0 {
+                sim.run(Duration::from_millis(5));
+            }
+            sim.crash();
+            sim.stay_away(Duration::from_secs(20));
+            sim.run(CHAPTER * 2);
+        },
+    },
+    Scenario {
         name: "an end of everything",
         engines: 2..=2,
         tell: |sim| {
@@ -149,17 +176,18 @@ pub(super) const SCENARIOS: [Scenario; 9] = [
 impl Scenario {
     /// Tells the story undisturbed.
     pub fn extent(&self) -> Extent {
-        let mut sim = self.begin(false);
+        let mut sim = begin(false);
         (self.tell)(&mut sim);
         Extent {
             boundaries: sim.world.boundaries,
             writes: sim.world.disk.writes,
+            effects: sim.effects,
         }
     }
 
     /// Tells the story with a blow, and sees what it comes to.
     pub fn play(&self, blow: Blow, is_traced: bool) -> Report {
-        let mut sim = self.begin(is_traced);
+        let mut sim = begin(is_traced);
         match blow {
             Blow::Dies(at) => sim.world.dies_at_boundary = Some(at),
             Blow::DiesTwice(at, more) => {
@@ -167,6 +195,7 @@ impl Scenario {
                 sim.world.dies_again_after = Some(more);
             }
             Blow::CannotWrite(at) => sim.world.disk.fails_at = Some(at),
+            Blow::HearsNothing(at) => sim.loses_outcome_of = Some(at),
         }
         (self.tell)(&mut sim);
         sim.settle();
@@ -178,16 +207,16 @@ impl Scenario {
         }
         sim.report()
     }
+}
 
-    fn begin(&self, is_traced: bool) -> Sim {
-        let inventory = Inventory {
-            devices: (0..2).map(|index| device(index, false)).collect(),
-        };
-        let mut sim = Sim::new(Random::new(7), inventory, Settings::default());
-        sim.world.trace = is_traced.then(Vec::new);
-        sim.start();
-        sim
-    }
+fn begin(is_traced: bool) -> Sim {
+    let inventory = Inventory {
+        devices: (0..2).map(|index| device(index, false)).collect(),
+    };
+    let mut sim = Sim::new(Random::new(7), inventory, Settings::default());
+    sim.world.trace = is_traced.then(Vec::new);
+    sim.start();
+    sim
 }
 
 impl Sim {

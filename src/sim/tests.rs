@@ -105,7 +105,7 @@ fn strike(scenario: &Scenario, blows: impl Iterator<Item = Blow>) {
 fn a_controller_that_dies_at_any_boundary_is_as_if_it_had_lived() {
     for scenario in &SCENARIOS {
         let extent = scenario.extent();
-        assert!(extent.boundaries > 15, "{}: {extent:?}", scenario.name);
+        assert!(extent.boundaries > 10, "{}: {extent:?}", scenario.name);
         strike(scenario, (0..extent.boundaries).map(Blow::Dies));
     }
 }
@@ -128,6 +128,12 @@ fn a_record_that_cannot_be_written_the_first_time_delays_and_breaks_nothing() {
             (0..scenario.extent().writes).map(Blow::CannotWrite),
         );
     }
+}
+
+#[test]
+fn an_effect_whose_end_is_never_heard_of_is_looked_into_after_a_while() {
+    let launch = &SCENARIOS[0];
+    strike(launch, (0..launch.extent().effects).map(Blow::HearsNothing));
 }
 
 /// What is broken on purpose, and a word of what the judge must say of it.
