@@ -80,6 +80,9 @@ const UNWRITTEN: ManifestProbe = ManifestProbe {
     success_threshold: None,
 };
 
+/// A gate whose pipe closes leaves within milliseconds; this covers a machine that is swapping.
+const GATE_LEAVES: Duration = Duration::from_secs(5);
+
 impl<'a> Probe<'a> {
     /// The probe of the manifest, its gaps filled from the engine. None where nothing says how to ask.
     fn of(
@@ -201,7 +204,7 @@ fn judge_start(
             (ProbePurpose::Startup, startup, &health.startup)
         }
         (_, _, Some(readiness)) => (ProbePurpose::Readiness, readiness, &health.readiness),
-        (_, _, None) => return quiet(Verdict::FirstReady),
+        (_, _, None) => return judge_unasked(launch, health, deadline, now),
     };
     if count.successes >= probe.success_threshold {
         return quiet(Verdict::FirstReady);
@@ -243,6 +246,26 @@ fn judge_start(
         now,
         Some(deadline).filter(|deadline| *deadline > now),
     )
+}
+
+/// Who cannot be asked is ready as soon as it runs. One that is not known to have left its gate, because the controller
+/// died meanwhile, is believed to run once a gate that was called off would have left.
+fn judge_unasked(launch: &Launch, health: &Health, deadline: Timestamp, now: Timestamp) -> Checkup {
+    let runs_from = match (launch.started_at, health.since) {
+        (None, Some(since)) => since + GATE_LEAVES,
+        (Some(_), _) | (None, None) => now,
+    };
+    if now >= runs_from {
+        return quiet(Verdict::FirstReady);
+    }
+    Checkup {
+        verdict: Verdict::Starting {
+            deadline,
+            last_probe: String::new(),
+        },
+        probe: None,
+        until: Some(runs_from),
+    }
 }
 
 fn judge_running(
