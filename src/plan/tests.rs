@@ -365,7 +365,7 @@ impl World {
 
     fn quarantined(mut self, holds: Holds) -> Self {
         self.observed.quarantined.push(Quarantined {
-            file: "b-0.json".into(),
+            file: "gone-0.json".into(),
             holds,
         });
         self
