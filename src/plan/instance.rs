@@ -99,7 +99,7 @@ pub(super) fn decide_absent<'a>(
             metadata: deployment.labels.clone(),
             source: deployment.source.clone(),
             spec: deployment.spec.clone(),
-            restart_key: deployment.restart_key.clone(),
+            restart_key: deployment.restart_key,
             launch: None,
             history: History::default(),
         }),
@@ -767,7 +767,7 @@ fn taken_over(record: Cow<'_, Record>, deployment: &Deployment) -> Record {
         metadata: labels.clone(),
         source: source.clone(),
         spec: spec.clone(),
-        restart_key: restart_key.clone(),
+        restart_key: *restart_key,
         ..record.into_owned()
     }
 }

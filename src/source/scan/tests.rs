@@ -734,7 +734,7 @@ fn renaming_a_file_causes_nothing() {
     let after = world.scan();
     assert_eq!(after.events, []);
     assert_eq!(missing(&after), [""; 0]);
-    let key = |scan: &Scan| scan.desired.deployments[&name("x")].restart_key.clone();
+    let key = |scan: &Scan| scan.desired.deployments[&name("x")].restart_key;
     assert_eq!(key(&after), key(&before));
 }
 
