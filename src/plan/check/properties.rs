@@ -30,7 +30,7 @@ fn arbitrary_worlds_come_to_every_action_and_every_wait() {
     let mut runner = TestRunner::deterministic();
     let worlds = worlds::world();
     let mut seen = BTreeSet::new();
-    for _ in 0..400 {
+    for _ in 0..800 {
         let world = worlds.new_tree(&mut runner).unwrap().current();
         for step in plan(world.inputs(1)).steps.values() {
             seen.extend(step.wait.as_ref().map(|wait| wait.reason.word()));

@@ -530,7 +530,7 @@ fn running() -> BoxedStrategy<(Launch, News)> {
             reason,
             killed_at,
         });
-    let signalled = option::of((past(), select(vec![SignalKind::Term, SignalKind::Kill])));
+    let signalled = option::weighted(0.7, past());
     (
         (launch_id(), handle(), lease()),
         // One that was not started stands at its gate.
@@ -561,7 +561,13 @@ fn running() -> BoxedStrategy<(Launch, News)> {
                     liveness,
                     effect: effect.filter(|effect| *effect != EffectKind::Signal || stop.is_some()),
                     outcome,
-                    signalled: signalled.filter(|_| stop.is_some()),
+                    signalled: stop.and_then(|stop| {
+                        let kind = match stop.killed_at {
+                            Some(_) => SignalKind::Kill,
+                            None => SignalKind::Term,
+                        };
+                        signalled.map(|at| (at, kind))
+                    }),
                 };
                 (launch, news)
             },
@@ -722,7 +728,7 @@ pub(super) fn world() -> BoxedStrategy<World> {
         settings(),
         (
             quarantined().boxed(),
-            btree_map(port(), stranger(), 0..3),
+            btree_map(port(), stranger(), 0..5),
             btree_map((name(), 0..4_u32), past(), 0..3),
         ),
     )
