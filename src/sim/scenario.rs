@@ -123,16 +123,28 @@ pub(super) const SCENARIOS: [Scenario; 11] = [
     },
     Scenario {
         name: "a port that changes hands",
-        engines: 3..=3,
+        engines: 2..=3,
         tell: |sim| {
             sim.put(plain_file("d", 1));
             sim.run(CHAPTER);
             let mut file = plain_file("b", 2);
             file.deployment.spec.port = Port::try_from(8900).ok();
             file.change_restart(3);
+            let file_name = file.deployment.name.clone();
             sim.put(file);
             sim.run(CHAPTER);
             sim.kill_leader("d", None);
+            // A successor that cannot read the folder does not know that the port is promised.
+            let heir = file_name.instance(0);
+            let mut patience = 0..100;
+            while !sim.world.disk.records.contains_key(&heir) && patience.next().is_some() {
+                sim.run(Duration::from_millis(1));
+            }
+            sim.world.folder.is_unavailable = true;
+            sim.run(CHAPTER);
+            sim.edit(&"it is mounted again", |folder, _| {
+                folder.is_unavailable = false;
+            });
             sim.run(CHAPTER);
         },
     },
