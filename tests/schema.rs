@@ -151,7 +151,6 @@ fn the_classes_of_the_schema_are_those_of_the_restart_key() {
         read.unwrap_or_else(|problems| panic!("{}", problems[0].report))
             .deployments[0]
             .restart_key
-            .clone()
     };
     let unchanged = key(&base);
     for (name, value) in samples.as_object().unwrap() {
