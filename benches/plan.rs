@@ -57,7 +57,7 @@ fn ready(deployment: &Deployment, number: u16) -> Instance {
         metadata: deployment.labels.clone(),
         source: deployment.source.clone(),
         spec: deployment.spec.clone(),
-        restart_key: deployment.restart_key.clone(),
+        restart_key: deployment.restart_key,
         launch: Some(Launch {
             id: LaunchId::derive(Uuid::from_u128(number.into()), &name),
             handle: Some(Handle::Process(ProcessHandle {

@@ -262,6 +262,14 @@ pub struct Quarantined {
     pub holds: Holds,
 }
 
+impl Quarantined {
+    /// The instance whose record it was: the file's name tells, and a number that was added to it does not matter.
+    pub fn instance(&self) -> Option<InstanceName> {
+        let name = self.file.file_name()?.to_str()?;
+        name.split_once(".json")?.0.parse().ok()
+    }
+}
+
 /// What an undecodable record holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Holds {

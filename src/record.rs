@@ -47,7 +47,7 @@ impl Record {
             labels: self.metadata.clone(),
             source: self.source.clone(),
             spec: self.spec.clone(),
-            restart_key: self.restart_key.clone(),
+            restart_key: self.restart_key,
         }
     }
 }

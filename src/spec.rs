@@ -8,7 +8,7 @@
 mod accept;
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -386,9 +386,12 @@ impl InstanceSpec {
 /// What forces a relaunch: a hash over the restart and re-lease fields as the user wrote them, normalised. Comments,
 /// key order, formatting and explicit defaults do not count, and neither does how evenkeel turns them into a
 /// command line.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct RestartKey(String);
+///
+/// 128 bits: collisions are out of reach, and people can still compare two by eye. As one number, because every pass
+/// compares two of each instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct RestartKey(u128);
 
 impl RestartKey {
     /// The key of a spec and the `evenkeel.dev/restartedAt` annotation.
@@ -400,26 +403,40 @@ impl RestartKey {
         // A map with sorted keys over values whose types have a fixed field order: one spelling per content.
         let canonical = json!(fields).to_string();
         let digest = Sha256::digest(canonical.as_bytes());
-        // 128 bits: collisions are out of reach, and people can still compare two by eye.
-        let mut hex = String::with_capacity(32);
-        for byte in digest.iter().take(16) {
-            // Writing to a String cannot fail.
-            let _ = write!(hex, "{byte:02x}");
-        }
-        Self(hex)
-    }
-
-    /// The key as hexadecimal text.
-    pub fn as_str(&self) -> &str {
-        &self.0
+        let first = digest.iter().take(16);
+        Self(first.fold(0, |key, byte| key << 8 | u128::from(*byte)))
     }
 }
 
+/// 32 hexadecimal digits.
 impl fmt::Display for RestartKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.0)
+        f.pad(&format!("{:032x}", self.0))
     }
 }
+
+impl From<RestartKey> for String {
+    fn from(key: RestartKey) -> Self {
+        key.to_string()
+    }
+}
+
+impl TryFrom<String> for RestartKey {
+    type Error = NotAKey;
+
+    fn try_from(text: String) -> Result<Self, NotAKey> {
+        match u128::from_str_radix(&text, 16) {
+            // One spelling per key: no sign, no capitals, no fewer digits.
+            Ok(key) if Self(key).to_string() == text => Ok(Self(key)),
+            Ok(_) | Err(_) => Err(NotAKey(text)),
+        }
+    }
+}
+
+/// A text that is no restart key.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a restart key: 32 hexadecimal digits")]
+pub struct NotAKey(String);
 
 #[cfg(test)]
 mod tests;

@@ -31,7 +31,7 @@ const PERIOD: Duration = Duration::from_millis(100);
 pub async fn down(args: &DownArgs, state: &Path) -> Result<(), Report> {
     let timeout = Duration::try_from_secs_f64(args.timeout).unwrap_or(Duration::MAX / 4);
     match tokio::time::timeout(timeout, stop_everything(state)).await {
-        Ok(result) => result,
+        Ok(result) => result.and_then(|()| check_quarantine(state)),
         Err(_) => {
             let left: Vec<String> = instances(state)?.iter().map(ToString::to_string).collect();
             let error = format!(
@@ -43,6 +43,23 @@ pub async fn down(args: &DownArgs, state: &Path) -> Result<(), Report> {
                 .hint("see `evenkeel get`; stopping goes on where a controller runs"))
         }
     }
+}
+
+/// Whose record cannot be read is not known, so it may run on.
+fn check_quarantine(state: &Path) -> Result<(), Report> {
+    let quarantined = loaded(state)?.quarantined;
+    if quarantined.is_empty() {
+        return Ok(());
+    }
+    let files: Vec<String> = quarantined
+        .iter()
+        .map(|record| record.file.display().to_string())
+        .collect();
+    let error = format!(
+        "what these records were of may still run: {}",
+        files.join(", ")
+    );
+    Err(Report::new(Exit::Failed, error).hint("make sure that it does not, then delete them"))
 }
 
 async fn stop_everything(state: &Path) -> Result<(), Report> {
@@ -78,12 +95,15 @@ fn controller_of(state: &Path) -> Result<ControllerState, Report> {
     })
 }
 
-fn instances(state: &Path) -> Result<Vec<InstanceName>, Report> {
-    let loaded = store::read_only(state).map_err(|error| {
+fn loaded(state: &Path) -> Result<store::Loaded, Report> {
+    store::read_only(state).map_err(|error| {
         let hint = error.hint();
         Report::new(Exit::Failed, error).hint(hint)
-    })?;
-    Ok(loaded.records.into_keys().collect())
+    })
+}
+
+fn instances(state: &Path) -> Result<Vec<InstanceName>, Report> {
+    Ok(loaded(state)?.records.into_keys().collect())
 }
 
 /// SIGINT to the very process that holds the lock: opened first, proven after, signalled through what was opened.

@@ -114,6 +114,12 @@ fn print(args: &GetArgs, survey: &Survey) -> Result<String, Report> {
                     .unwrap_or_default()
             );
         }
+        for record in &survey.observed.quarantined {
+            eprintln!(
+                "quarantined: {} cannot be read, and what it holds stays held (see `evenkeel events`)",
+                record.file.display()
+            );
+        }
         for problem in survey
             .desired
             .problems
@@ -313,7 +319,11 @@ fn item(view: &DeploymentView<'_>) -> Value {
             "message": message,
             "replicas": deployment.spec.replicas,
             "readyReplicas": ready,
-            "source": deployment.source,
+            "source": {
+                "file": deployment.source.file.to_string_lossy(),
+                "document": deployment.source.document,
+                "revision": deployment.source.revision,
+            },
             "problems": problems,
             "instances": instances,
         },
@@ -354,7 +364,7 @@ fn instance_item(view: &InstanceView<'_>, deployment: &DeploymentView<'_>) -> Va
 
 fn problem(problem: &Problem) -> Value {
     json!({
-        "file": problem.file,
+        "file": problem.file.to_string_lossy(),
         "line": problem.line,
         "column": problem.column,
         "path": problem.path,

@@ -87,6 +87,7 @@ impl RunArgs {
             max_launches: self.max_launches,
             startup_deadline_seconds: self.startup_deadline,
             node_labels: self.node_labels.iter().cloned().collect(),
+            folder_device: None,
             recursive: self.recursive,
             poll_seconds: self.poll,
             on_exit: self.on_exit,

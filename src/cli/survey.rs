@@ -141,7 +141,10 @@ fn wishes(
         .map(|(name, record)| (name.deployment.clone(), record.source.file.clone()))
         .collect();
     let scan_options = options.map(Options::scan_options).unwrap_or_default();
-    let mut scanner = Scanner::new(folder.to_path_buf(), scan_options, owners);
+    let device = options
+        .filter(|options| options.folder == folder)
+        .and_then(|options| options.folder_device);
+    let mut scanner = Scanner::new(folder.to_path_buf(), scan_options, owners).remembering(device);
     // A file that was written a moment ago is read all the same: this look is the only one.
     let files: BTreeSet<PathBuf> = scanner
         .scan(now, &BTreeSet::new())

@@ -43,9 +43,9 @@ use crate::probe::Prober;
 use crate::record::Launch;
 use crate::source::{
     FolderChange, FolderChanges, FolderError, Scan, Scanner, Watch, WorldWritable, check_folder,
-    watch,
+    known_device, watch,
 };
-use crate::store::{self, Controller as LockHolder, LockError, StateLock, Store};
+use crate::store::{self, Controller as LockHolder, ControllerState, LockError, StateLock, Store};
 pub use options::{OnExit, Options, RunError};
 
 use execute::Executor;
@@ -78,10 +78,11 @@ pub type Onlooker = Box<dyn FnMut(&Plan)>;
 ///
 /// # Errors
 /// Only before the first pass: a running controller goes on whatever happens.
-pub async fn run(options: Options, intent: Intent, onlooker: Onlooker) -> Result<(), RunError> {
+pub async fn run(mut options: Options, intent: Intent, onlooker: Onlooker) -> Result<(), RunError> {
     let system = |what| move |source| RunError::System { what, source };
     if intent == Intent::Reconcile {
         check_desired_folder(&options)?;
+        options.folder_device = known_folder_device(&options);
     }
     let inventory = devices::inventory(options.devices.as_deref())?;
     let clock = Clock::new();
@@ -107,11 +108,10 @@ pub async fn run(options: Options, intent: Intent, onlooker: Onlooker) -> Result
         hang_up: signal(UnixSignal::hangup()).map_err(system("SIGHUP cannot be handled"))?,
     };
     let mut controller = Controller {
-        scanner: Some(Box::new(Scanner::new(
-            options.folder.clone(),
-            options.scan_options(),
-            owners,
-        ))),
+        scanner: Some(Box::new(
+            Scanner::new(options.folder.clone(), options.scan_options(), owners)
+                .remembering(options.folder_device),
+        )),
         settings: options.settings(intent),
         watch: None,
         marks,
@@ -138,6 +138,26 @@ pub async fn run(options: Options, intent: Intent, onlooker: Onlooker) -> Result
     controller.first_scan().await;
     controller.reconcile(signals).await;
     Ok(())
+}
+
+/// The device of the folder, as the controller before this one knew it where the folder looks like another.
+fn known_folder_device(options: &Options) -> Option<u64> {
+    let before: Option<Options> = match store::controller(&options.state) {
+        Ok(ControllerState::NotRunning(Some(before)) | ControllerState::Running(before)) => {
+            serde_json::from_value(before.settings).ok()
+        }
+        Ok(ControllerState::NotRunning(None)) | Err(_) => None,
+    };
+    let before = before.filter(|before| before.folder == options.folder);
+    let records = store::read_only(&options.state)
+        .map(|loaded| loaded.records)
+        .unwrap_or_default();
+    let files = records.values().map(|record| record.source.file.as_path());
+    known_device(
+        &options.folder,
+        files,
+        before.and_then(|before| before.folder_device),
+    )
 }
 
 /// A folder that is not there is a mistake on the command line, unless there are records: then it may be a volume that is
@@ -597,9 +617,9 @@ impl Controller {
     fn tell(&mut self, event: &Event) {
         let (subject, reason, message) = (event.subject(), event.reason, &event.message);
         if event.reason.is_warning() {
-            warn!(target: "evenkeel::event", %subject, %reason, "{message}");
+            warn!(target: "evenkeel::event", %subject, %reason, "{subject}: {message}");
         } else {
-            info!(target: "evenkeel::event", %subject, %reason, "{message}");
+            info!(target: "evenkeel::event", %subject, %reason, "{subject}: {message}");
         }
         if let Err(error) = self.journal.append(event) {
             warn!(error = %chain(&error), "an event could not be kept");

@@ -33,6 +33,10 @@ pub struct Options {
     pub startup_deadline_seconds: Option<u32>,
     /// Labels of this host, for `nodeSelector`.
     pub node_labels: BTreeMap<String, String>,
+    /// The device that the folder was last known to be on: kept across restarts, so that an unmounted volume is told from
+    /// an emptied folder.
+    #[serde(default)]
+    pub folder_device: Option<u64>,
     /// Whether folders in the folder are looked into.
     pub recursive: bool,
     /// Scan this often, for file systems without events.
@@ -65,6 +69,7 @@ impl Options {
             max_launches: 0,
             startup_deadline_seconds: None,
             node_labels: BTreeMap::new(),
+            folder_device: None,
             recursive: false,
             poll_seconds: None,
             on_exit: None,

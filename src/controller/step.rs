@@ -386,7 +386,7 @@ fn event_of_wait(reason: &WaitReason) -> Option<Reason> {
     match reason {
         WaitReason::BackOff { .. } => Some(Reason::BackOff),
         WaitReason::InsufficientDevices { .. } => Some(Reason::InsufficientDevices),
-        WaitReason::Quarantine => Some(Reason::RecordQuarantined),
+        WaitReason::Quarantine | WaitReason::Quarantined { .. } => Some(Reason::RecordQuarantined),
         WaitReason::PortHeld { .. } | WaitReason::NoPort { .. } => Some(Reason::PortTaken),
         WaitReason::PortTaken { .. } => Some(Reason::PortTakenByStranger),
         WaitReason::Refused(failure) => Some(failure.reason()),

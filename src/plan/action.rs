@@ -137,6 +137,11 @@ pub enum WaitReason {
     },
     /// A record that cannot be read may hold any device.
     Quarantine,
+    /// Its own record cannot be read: it may run already.
+    Quarantined {
+        /// The file in the quarantine folder.
+        file: std::path::PathBuf,
+    },
     /// Another instance holds the exact port.
     PortHeld {
         /// Which.
@@ -193,7 +198,7 @@ impl WaitReason {
             Self::BackOff { .. } => "CrashLoopBackOff",
             Self::LaunchLimit { .. } => "LaunchLimit",
             Self::InsufficientDevices { .. } => "InsufficientDevices",
-            Self::Quarantine => "RecordQuarantined",
+            Self::Quarantine | Self::Quarantined { .. } => "RecordQuarantined",
             Self::PortHeld { .. } => "PortHeld",
             Self::PortTaken { .. } => "PortTakenByStranger",
             Self::NoPort { .. } => "NoPort",
@@ -234,6 +239,11 @@ impl fmt::Display for WaitReason {
             }
             Self::Quarantine => f.write_str(
                 "a record in the quarantine folder cannot be read and may hold any device: see `evenkeel events`",
+            ),
+            Self::Quarantined { file } => write!(
+                f,
+                "its record cannot be read, so it may run already; make sure that it does not, then delete {}",
+                file.display()
             ),
             Self::PortHeld { port, holder } => write!(f, "port {port} is held by {holder}"),
             Self::PortTaken { port, stranger } => write!(f, "port {port} is taken by {stranger}"),

@@ -16,7 +16,7 @@ use crate::event::{Event, Reason};
 use crate::failure::{ExitStatus, LaunchFailure};
 use crate::manifest::{DeletionPolicy, RestartPolicy};
 use crate::names::InstanceName;
-use crate::observed::{Instance, Liveness, Outcome, SignalKind};
+use crate::observed::{Instance, Liveness, Outcome, Quarantined, SignalKind};
 use crate::record::{
     Cause, Ending, Handle, History, Launch, Lease, RECORD_VERSION, Record, Stop, StopReason,
 };
@@ -83,6 +83,11 @@ pub(super) fn decide_absent<'a>(
     if deployment.spec.paused {
         return waiting(WaitReason::Paused, None).into();
     }
+    let is_its = |record: &&Quarantined| record.instance().as_ref() == Some(name);
+    if let Some(record) = inputs.observed.quarantined.iter().find(is_its) {
+        let file = record.file.clone();
+        return waiting(WaitReason::Quarantined { file }, None).into();
+    }
     if let Err(failure) = engine::support(&deployment.spec, inputs.inventory) {
         return waiting(WaitReason::Refused(failure), None).into();
     }
@@ -94,7 +99,7 @@ pub(super) fn decide_absent<'a>(
             metadata: deployment.labels.clone(),
             source: deployment.source.clone(),
             spec: deployment.spec.clone(),
-            restart_key: deployment.restart_key.clone(),
+            restart_key: deployment.restart_key,
             launch: None,
             history: History::default(),
         }),
@@ -762,7 +767,7 @@ fn taken_over(record: Cow<'_, Record>, deployment: &Deployment) -> Record {
         metadata: labels.clone(),
         source: source.clone(),
         spec: spec.clone(),
-        restart_key: restart_key.clone(),
+        restart_key: *restart_key,
         ..record.into_owned()
     }
 }

@@ -119,7 +119,7 @@ fn numbered(deployment: &Deployment, ordinal: u32) -> Instance {
         metadata: deployment.labels.clone(),
         source: deployment.source.clone(),
         spec: deployment.spec.clone(),
-        restart_key: deployment.restart_key.clone(),
+        restart_key: deployment.restart_key,
         launch: None,
         history: History::default(),
     })
@@ -365,7 +365,7 @@ impl World {
 
     fn quarantined(mut self, holds: Holds) -> Self {
         self.observed.quarantined.push(Quarantined {
-            file: "b-0.json".into(),
+            file: "gone-0.json".into(),
             holds,
         });
         self

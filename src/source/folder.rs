@@ -79,6 +79,21 @@ pub enum WorldWritable {
     Allow,
 }
 
+/// The device that the folder is known to be on: the present one if any of the files that were in it before is there, or
+/// nothing is known; else the one from before, because an unmounted volume leaves another, empty folder in its place.
+pub fn known_device<'a>(
+    folder: &Path,
+    files: impl IntoIterator<Item = &'a Path>,
+    before: Option<u64>,
+) -> Option<u64> {
+    let is_there = |file: &Path| fs::symlink_metadata(folder.join(file)).is_ok();
+    let present = || fs::metadata(folder).ok().map(|metadata| metadata.dev());
+    match before {
+        Some(before) if !files.into_iter().any(is_there) => Some(before),
+        Some(_) | None => present(),
+    }
+}
+
 /// Checks the folder at start-up: it is there, it is a folder, it can be listed, and not everybody can write to it.
 pub fn check_folder(folder: &Path, world_writable: WorldWritable) -> Result<(), FolderError> {
     let unreadable = |source| FolderError::Unreadable {

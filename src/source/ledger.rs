@@ -160,6 +160,11 @@ pub(super) struct Wishes {
 
 impl Ledger {
     /// A ledger that knows from the records which file owned which name.
+    /// The files that own names.
+    pub(super) fn owning_files(&self) -> impl Iterator<Item = &PathBuf> {
+        self.owners.values()
+    }
+
     pub(super) fn new(owners: BTreeMap<DeploymentName, PathBuf>) -> Self {
         Self {
             owners,

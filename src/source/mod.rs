@@ -25,7 +25,7 @@ mod watch;
 
 pub use check::{CheckedFile, check};
 pub use diagnose::Place;
-pub use folder::{Depth, FolderError, WorldWritable, check_folder};
+pub use folder::{Depth, FolderError, WorldWritable, check_folder, known_device};
 pub use read::{Ignored, Manifests, read_manifests, words_of};
 pub use scan::{Scan, ScanOptions, Scanner};
 pub use watch::{FolderChange, FolderChanges, Watch, WatchError, watch};

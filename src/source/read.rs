@@ -53,6 +53,14 @@ pub struct Ignored {
 /// # Errors
 /// Everything that is wrong with the file. One wrong document makes the whole file unaccepted.
 pub fn read_manifests(file: &Path, bytes: &[u8]) -> Result<Manifests, Vec<Problem>> {
+    if let Some(finding) = unfit(file, bytes) {
+        return Err(vec![diagnose::problem(
+            file,
+            finding,
+            ProblemKind::Invalid,
+            None,
+        )]);
+    }
     // The YAML parser is a translation from C and panics where it trusts itself. Nothing is shared with it, so a
     // panic costs this file and not the daemon.
     catch_unwind(AssertUnwindSafe(|| read(file, bytes))).unwrap_or_else(|panic| {
@@ -68,6 +76,30 @@ pub fn read_manifests(file: &Path, bytes: &[u8]) -> Result<Manifests, Vec<Proble
             ProblemKind::Invalid,
             None,
         )])
+    })
+}
+
+/// What is wrong with a file before anything of it is parsed.
+fn unfit(file: &Path, bytes: &[u8]) -> Option<Finding> {
+    let (message, hint) = if file.to_str().is_none() {
+        (
+            "its name is not UTF-8",
+            "rename it: records and output are JSON",
+        )
+    } else if bytes.iter().all(u8::is_ascii_whitespace) {
+        // A disk that was full when it was saved leaves such a file, and an editor one for a moment.
+        (
+            "it is empty",
+            "delete the file if nothing of it is wanted any more",
+        )
+    } else {
+        return None;
+    };
+    Some(Finding {
+        place: None,
+        path: None,
+        message: message.to_owned(),
+        hint: Some(hint.to_owned()),
     })
 }
 

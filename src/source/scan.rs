@@ -97,6 +97,11 @@ impl Scanner {
         }
     }
 
+    /// With the device that the folder was known to be on before this scanner was there.
+    pub fn remembering(self, device: Option<u64>) -> Self {
+        Self { device, ..self }
+    }
+
     /// Looks at the folder. `settled` are the files, by their path in the folder, that the watch saw closed or moved
     /// into place since the last scan.
     ///
@@ -113,11 +118,13 @@ impl Scanner {
     /// device and without its files; a volume that was mounted again may have another device and has the files.
     fn believe(&self, listing: Listing) -> Result<Listing, String> {
         let moved = self.device.is_some_and(|device| device != listing.device);
-        let is_strange = !self.files.is_empty()
-            && !self
-                .files
-                .keys()
-                .any(|path| listing.files.contains_key(path));
+        let known: Vec<&PathBuf> = if self.files.is_empty() {
+            self.ledger.owning_files().collect()
+        } else {
+            self.files.keys().collect()
+        };
+        let is_strange =
+            !known.is_empty() && !known.iter().any(|path| listing.files.contains_key(*path));
         if moved && is_strange {
             return Err(
                 "it is on another device and has none of its files: its volume is not mounted"

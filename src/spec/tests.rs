@@ -84,7 +84,7 @@ fn the_key_of_a_manifest_is_the_same_in_every_version() {
     // Where this fails, an upgrade would restart every instance of everybody.
     let plain = deployment(&json!({"name": "qwen"}), &json!({"engine": "echo"}));
     assert_eq!(
-        plain.restart_key.as_str(),
+        plain.restart_key.to_string(),
         "dea71bb2adc230a90d623eeca37f2905"
     );
     let full = json!({
@@ -104,9 +104,28 @@ fn the_key_of_a_manifest_is_the_same_in_every_version() {
     let annotations = json!({RESTARTED_AT: "2026-01-01T00:00:00Z"});
     let full = deployment(&json!({"name": "qwen", "annotations": annotations}), &full);
     assert_eq!(
-        full.restart_key.as_str(),
+        full.restart_key.to_string(),
         "18ba65a66f0ac21440f3a5059c489b71"
     );
+}
+
+#[test]
+fn a_key_has_one_spelling() {
+    let read = |text: &str| serde_json::from_value::<RestartKey>(json!(text));
+    let key = "00000000000000000000000000000abc";
+    assert_eq!(
+        serde_json::to_value(read(key).unwrap()).unwrap(),
+        json!(key)
+    );
+    for other in [
+        "abc",
+        "00000000000000000000000000000ABC",
+        "+0000000000000000000000000000abc",
+        "",
+    ] {
+        let error = read(other).unwrap_err().to_string();
+        assert!(error.contains("is not a restart key"), "{error}");
+    }
 }
 
 #[test]
@@ -179,7 +198,7 @@ fn the_order_of_keys_does_not_count() {
 #[test]
 fn each_restart_field_changes_the_key_and_is_named() {
     let plain = deployment(&json!({"name": "qwen"}), &least());
-    let mut keys = BTreeSet::from([plain.restart_key.clone()]);
+    let mut keys = BTreeSet::from([plain.restart_key]);
     for (field, value) in restart_fields() {
         let changed = with(field, value);
         assert!(keys.insert(changed.restart_key), "{field}");

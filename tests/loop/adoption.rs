@@ -113,3 +113,27 @@ fn a_controller_that_is_killed_again_and_again_leaves_one_engine() {
     assert_eq!(processes.len(), 1, "{processes:?}");
     assert_eq!(processes[0].pid, pid_of(&launch));
 }
+
+#[test]
+fn an_engine_whose_record_cannot_be_read_is_not_launched_beside_itself() {
+    let mut daemon = Daemon::start(&[]);
+    daemon.put("a.yaml", &echo("a", free_port(), ""));
+    let before = daemon.ready_launch("a");
+    daemon.kill();
+    std::fs::write(daemon.state().join("instances/a-0.json"), "").expect("a record that was torn");
+    daemon.run(&["--resync", "0.2"]);
+    daemon.wait_for_event("a-0", "RecordQuarantined");
+    daemon.settle();
+    assert_eq!(daemon.processes().len(), 1, "{}", daemon.story());
+    assert!(is_alive(pid_of(&before)));
+
+    daemon.stop();
+    let said = daemon.verb(&["down"]);
+    assert_eq!(said.code, Some(1), "{said}");
+    assert!(said.stderr.contains("quarantine/a-0.json"), "{said}");
+
+    daemon.run(&["--resync", "0.2"]);
+    nix::sys::signal::kill(pid_of(&before), nix::sys::signal::Signal::SIGKILL).expect("it runs");
+    std::fs::remove_file(daemon.state().join("quarantine/a-0.json")).expect("it is there");
+    daemon.ready("a");
+}

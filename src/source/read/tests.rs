@@ -65,17 +65,13 @@ fn a_file_gives_its_deployments_and_names_what_is_not_evenkeels() {
 }
 
 #[test]
-fn an_empty_file_holds_nothing() {
-    for empty in [
-        "",
-        "\n",
-        "# comment\n",
-        "---\n",
-        "---\n---\n...\n",
-        "\u{feff}",
-        "null\n",
-    ] {
-        assert_eq!(accepted(empty), Manifests::default(), "{empty:?}");
+fn a_file_of_comments_holds_nothing_and_an_empty_one_is_a_problem() {
+    for text in ["# a\n", "---\n", "---\n---\n# nothing\n"] {
+        assert!(accepted(text).deployments.is_empty(), "{text:?}");
+    }
+    for text in ["", "\n", " \r\n"] {
+        let problems = read_manifests(Path::new("chat.yaml"), text.as_bytes()).unwrap_err();
+        assert_eq!(problems[0].message, "it is empty", "{text:?}");
     }
 }
 

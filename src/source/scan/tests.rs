@@ -1,7 +1,7 @@
 //! What scans of real folders conclude, with a clock of their own.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt, symlink};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -11,6 +11,7 @@ use super::*;
 use crate::desired::Absence;
 use crate::names::InstanceName;
 use crate::record::{History, Record};
+use crate::source::known_device;
 
 /// A folder, its scanner, and the time, which begins when no file is young any more.
 struct World {
@@ -733,7 +734,7 @@ fn renaming_a_file_causes_nothing() {
     let after = world.scan();
     assert_eq!(after.events, []);
     assert_eq!(missing(&after), [""; 0]);
-    let key = |scan: &Scan| scan.desired.deployments[&name("x")].restart_key.clone();
+    let key = |scan: &Scan| scan.desired.deployments[&name("x")].restart_key;
     assert_eq!(key(&after), key(&before));
 }
 
@@ -823,4 +824,48 @@ fn what_was_read_as_it_was_renamed_into_place_is_not_taken_for_unfinished_at_the
     assert_eq!(second.desired.problems, first.desired.problems);
     let third = world.scan();
     assert!(reasons(&third).is_empty() && reasons(&second).is_empty());
+}
+
+#[test]
+fn a_volume_that_was_unmounted_while_nobody_looked_is_not_an_emptied_folder() {
+    let mut world = World::with_owners(&[("a", "a.yaml")]);
+    let device = fs::metadata(world.dir.path()).unwrap().dev();
+    let another = Scanner::new(
+        world.dir.path().to_owned(),
+        ScanOptions::default(),
+        BTreeMap::from([("a".parse().unwrap(), PathBuf::from("a.yaml"))]),
+    );
+    world.scanner = another.remembering(Some(device + 1));
+    assert_ne!(world.scan().desired.folder, Folder::Listed);
+    let known = |before| known_device(world.dir.path(), [Path::new("a.yaml")], before);
+    assert_eq!(
+        known(Some(device + 1)),
+        Some(device + 1),
+        "none of its files is there"
+    );
+    assert_eq!(known(None), Some(device));
+
+    world.write("a.yaml", "");
+    let known = known_device(world.dir.path(), [Path::new("a.yaml")], Some(device + 1));
+    assert_eq!(known, Some(device), "mounted again, as another device");
+}
+
+#[test]
+fn an_emptied_file_and_one_whose_name_is_no_text_are_problems_and_remove_nothing() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
+
+    let mut world = World::with_owners(&[("a", "a.yaml")]);
+    world.write("a.yaml", " \n");
+    let odd = world.dir.path().join(OsStr::from_bytes(b"bad\xff.yaml"));
+    fs::write(odd, "apiVersion: v1\n").unwrap();
+    let scan = world.scan();
+    let messages: Vec<_> = scan
+        .desired
+        .problems
+        .iter()
+        .map(|problem| problem.message.as_str())
+        .collect();
+    assert_eq!(messages, ["it is empty", "its name is not UTF-8"]);
+    assert!(scan.desired.unreadable.contains_key(Path::new("a.yaml")));
 }
