@@ -1,6 +1,7 @@
-//! The disk: records as bytes, and writes that fail.
+//! The disk: records, and writes that fail.
 //!
-//! Invariant: what a controller recovers after its death is decoded from what it had written before, and nothing else.
+//! Invariant: what a controller recovers after its death is what its predecessor wrote, encoded and decoded, and nothing
+//! else.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,8 +15,6 @@ use crate::record::Record;
 use crate::store::{Records, StoreError};
 
 pub(super) struct Disk {
-    files: BTreeMap<InstanceName, Vec<u8>>,
-    /// The same, decoded: for the judge.
     pub records: BTreeMap<InstanceName, Record>,
     /// Until then no write succeeds.
     pub full_until: Timestamp,
@@ -28,7 +27,6 @@ pub(super) struct Disk {
 impl Disk {
     pub fn new(now: Timestamp) -> Self {
         Self {
-            files: BTreeMap::new(),
             records: BTreeMap::new(),
             full_until: now,
             writes: 0,
@@ -38,12 +36,13 @@ impl Disk {
 
     /// What a controller finds that starts now.
     pub fn load(&self) -> BTreeMap<InstanceName, Record> {
-        let decode = |bytes: &Vec<u8>| -> Record {
-            serde_json::from_slice(bytes).expect("what was encoded can be decoded")
+        let through_json = |record: &Record| -> Record {
+            let bytes = serde_json::to_vec(record).expect("a record can be encoded");
+            serde_json::from_slice(&bytes).expect("what was encoded can be decoded")
         };
-        self.files
+        self.records
             .iter()
-            .map(|(name, bytes)| (name.clone(), decode(bytes)))
+            .map(|(name, record)| (name.clone(), through_json(record)))
             .collect()
     }
 }
@@ -57,10 +56,8 @@ impl Records for World {
         if self.is(Mutant::DropsWrites) && self.random.chance(10) {
             return Ok(());
         }
-        let bytes = serde_json::to_vec(record).expect("a record can be encoded");
         let name = record.name.clone();
-        let before = self.disk.records.insert(name.clone(), record.clone());
-        self.disk.files.insert(name, bytes);
+        let before = self.disk.records.insert(name, record.clone());
         self.judge_write(before.as_ref(), record);
         self.boundary(&format_args!("{} is written", record.name));
         Ok(())
@@ -71,7 +68,6 @@ impl Records for World {
             return Ok(());
         }
         self.refuse(name)?;
-        self.disk.files.remove(name);
         if let Some(record) = self.disk.records.remove(name) {
             self.judge_remove(&record);
         }

@@ -1,7 +1,7 @@
 //! The simulator: a fake world with a virtual clock, in which the daemon's own [`Core`](crate::controller::step::Core)
 //! lives through a schedule of misfortunes.
 //!
-//! The world is the truth: processes, a disk of encoded records, a folder. The driver plays the controller's shell on it:
+//! The world is the truth: processes, a disk, a folder. The driver plays the controller's shell on it:
 //! effects take place after a random delay, in any order, fail, are lost, and the controller dies between any two steps.
 //! The judge looks at the world and not at the records, so that a record that lies is found out.
 //!

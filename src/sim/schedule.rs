@@ -135,7 +135,7 @@ impl Schedule {
             self.add();
         }
         self.sim.start();
-        for _ in 0..self.random.between(30, 90) {
+        for _ in 0..self.random.between(30, 80) {
             let length = match self.random.below(10) {
                 0 => self.random.millis(3000, 15_000),
                 1..=3 => self.random.millis(200, 3000),
