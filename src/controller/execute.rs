@@ -171,6 +171,13 @@ impl Executor {
         }
     }
 
+    /// A watch may have broken off: whoever is inspected next is watched again, at worst twice.
+    pub fn doubt_watches(&mut self) {
+        for slot in self.slots.values_mut() {
+            slot.is_watched = false;
+        }
+    }
+
     /// How the leader ended, as the watch told.
     pub fn seen(&self, launch_id: LaunchId) -> Option<ExitStatus> {
         self.slots.get(&launch_id).and_then(|slot| slot.seen)

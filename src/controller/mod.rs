@@ -425,8 +425,12 @@ impl Controller {
     fn take_joined(&mut self, ended: Result<Wake, tokio::task::JoinError>) {
         match ended {
             Ok(wake) => self.take(wake),
-            // A task of ours panicked: its effect has no outcome, and a resync finds the truth.
-            Err(error) => warn!(%error, "an effect broke off"),
+            // A task of ours panicked: whose it was is not told, so everything is looked at.
+            Err(error) => {
+                warn!(%error, "an effect broke off");
+                self.executor.doubt_watches();
+                self.look_at_everything();
+            }
         }
     }
 

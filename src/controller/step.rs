@@ -24,9 +24,10 @@ use crate::store::Records;
 /// A record that could not be written is tried again this soon: a full disk is not emptied in milliseconds.
 const RETRY_WRITE: Duration = Duration::from_secs(5);
 
-/// Every effect ends by itself, the slowest after half a minute. One whose end was not heard of for this long was lost (its
-/// task broke off), and what it did is looked for anew.
-const EFFECT_LIMIT: Duration = Duration::from_mins(1);
+/// Every effect ends by itself: the slowest after half a minute, and a probe that waits behind a thousand hanging ones
+/// after a minute and a half. One whose end was not heard of for longer was lost (its task broke off), and what it did is
+/// looked for anew.
+const EFFECT_LIMIT: Duration = Duration::from_mins(2);
 
 /// What is known of every instance, and how it changes.
 #[derive(Debug, Default)]

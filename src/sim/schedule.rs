@@ -17,10 +17,10 @@ use crate::plan::{Intent, Settings};
 /// The names that deployments have here: few, so that they come back.
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
-/// Everything must be as it should this long after the last misfortune. The longest chain: an effect is lost (a minute
+/// Everything must be as it should this long after the last misfortune. The longest chain: an effect is lost (two minutes
 /// until it is given up, and a resync), what it was for is stopped (grace, a slow kill, the proof), and what waits for
 /// its devices starts, which can go wrong once more (start-up deadline, back-off).
-const PATIENCE: Duration = Duration::from_secs(400);
+const PATIENCE: Duration = Duration::from_secs(500);
 
 /// What engines do that started in bad times is over.
 const AFTERMATH: Duration = Duration::from_secs(40);
