@@ -2,6 +2,10 @@
 //!
 //! Relaunch is not an action. It is a stop now, and a launch in a later pass, once the instance is observed gone.
 
+mod ending;
+
+mod stopping;
+
 use std::borrow::Cow;
 use std::time::Duration;
 
@@ -9,18 +13,20 @@ use jiff::Timestamp;
 
 use super::action::{Action, RecordChange, Step, Wait, WaitReason};
 use super::health::{self, Checkup, Verdict};
-use super::{Inputs, backoff, selects_this_node};
+use super::{Inputs, selects_this_node};
 use crate::desired::Folder;
 use crate::engine;
 use crate::event::{Event, Reason};
-use crate::failure::{ExitStatus, LaunchFailure};
-use crate::manifest::{DeletionPolicy, RestartPolicy};
+use crate::failure::LaunchFailure;
+use crate::manifest::DeletionPolicy;
 use crate::names::InstanceName;
-use crate::observed::{Instance, Liveness, Outcome, Quarantined, SignalKind};
+use crate::observed::{Instance, Liveness, Outcome, Quarantined};
 use crate::record::{
-    Cause, Ending, Handle, History, Launch, Lease, RECORD_VERSION, Record, Stop, StopReason,
+    Cause, Handle, History, Launch, Lease, RECORD_VERSION, Record, Stop, StopReason,
 };
 use crate::spec::Deployment;
+
+use ending::cause_of_end;
 
 /// What is decided for one instance by itself.
 #[expect(
@@ -61,9 +67,6 @@ pub(super) enum Wish<'a> {
     /// To end.
     Gone(StopReason),
 }
-
-/// After a kill the kernel needs milliseconds; this long without proof is worth a person's attention, and another kill.
-const PROOF_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What could not be proven is looked at again this soon.
 const UNKNOWN_INTERVAL: Duration = Duration::from_secs(5);
@@ -487,117 +490,6 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Asks it to end: the intent is written first, so that a controller that dies now resumes here.
-    fn stop(self, launch: &Launch, reason: StopReason) -> Step {
-        let what = match &reason {
-            StopReason::Unhealthy { .. } => Reason::Unhealthy,
-            StopReason::StartupTimeout { .. } => Reason::StartupTimeout,
-            StopReason::SpecChanged { .. }
-            | StopReason::Removed
-            | StopReason::LeaderGone
-            | StopReason::LaunchFailed(_)
-            | StopReason::Shutdown => Reason::Stopping,
-        };
-        Step {
-            record: Some(self.with_launch(Launch {
-                stop: Some(Stop {
-                    asked_at: self.now(),
-                    reason: reason.clone(),
-                    killed_at: None,
-                }),
-                ..launch.clone()
-            })),
-            events: vec![self.event(launch, what, reason.to_string())],
-            action: Some(Action::Signal {
-                launch_id: launch.id,
-                signal: SignalKind::Term,
-                reason,
-            }),
-            ..Step::default()
-        }
-    }
-
-    /// It was asked to end and has not yet: ask again, kill, kill again.
-    fn go_on_stopping(self, launch: &Launch, stop: &Stop) -> Step {
-        let now = self.now();
-        let signal = |signal| {
-            Some(Action::Signal {
-                launch_id: launch.id,
-                signal,
-                reason: stop.reason.clone(),
-            })
-        };
-        if let Some(killed_at) = stop.killed_at {
-            let last_kill = match self.instance.signalled {
-                Some((at, SignalKind::Kill)) => Some(at),
-                Some((_, SignalKind::Term)) | None => None,
-            };
-            return match last_kill {
-                Some(at) if now < at + PROOF_INTERVAL => {
-                    waiting(WaitReason::Proof { killed_at }, Some(at + PROOF_INTERVAL))
-                }
-                Some(_) | None => Step {
-                    action: signal(SignalKind::Kill),
-                    events: last_kill
-                        .map(|_| {
-                            self.event(
-                                launch,
-                                Reason::Stuck,
-                                WaitReason::Proof { killed_at }.to_string(),
-                            )
-                        })
-                        .into_iter()
-                        .collect(),
-                    ..Step::default()
-                },
-            };
-        }
-        let grace = Duration::from_secs(
-            self.instance
-                .record
-                .spec
-                .termination_grace_period_seconds
-                .into(),
-        );
-        let kill_at = stop.asked_at + grace;
-        if now >= kill_at {
-            return Step {
-                record: Some(self.with_launch(Launch {
-                    stop: Some(Stop {
-                        killed_at: Some(now),
-                        ..stop.clone()
-                    }),
-                    ..launch.clone()
-                })),
-                action: signal(SignalKind::Kill),
-                events: vec![self.event(
-                    launch,
-                    Reason::Killing,
-                    format!("still there {} s after SIGTERM", grace.as_secs()),
-                )],
-                ..Step::default()
-            };
-        }
-        // Half-way a second SIGTERM: llama.cpp waits for open requests, and ends at the second.
-        let half_way = stop.asked_at + grace / 2;
-        let waits = |until| {
-            let reason = WaitReason::Stopping {
-                reason: stop.reason.clone(),
-                kill_at,
-            };
-            waiting(reason, Some(until))
-        };
-        match self.instance.signalled {
-            Some((at, _)) if at >= half_way => waits(kill_at),
-            Some(_) if now < half_way => waits(half_way),
-            // Half-way, or an earlier controller's stop: SIGTERM is idempotent.
-            Some(_) | None => Step {
-                action: signal(SignalKind::Term),
-                ..Step::default()
-            },
-        }
-    }
-
     /// It cannot be proven whether it runs: the lease stays, nothing is signalled.
     fn unknown(self, why: &str) -> Step {
         waiting(
@@ -606,105 +498,6 @@ impl<'a> Context<'a> {
             },
             Some(self.now() + UNKNOWN_INTERVAL),
         )
-    }
-
-    /// Nothing of the launch is left: it becomes history, its lease is free.
-    fn ended(self, launch: &Launch, cause: Cause, wish: Wish<'a>) -> Decision<'a> {
-        let record = &self.instance.record;
-        let event = self.event(launch, cause.reason(), cause.to_string());
-        let failures = match (cause.is_failure(), launch.ready_at) {
-            (false, _) => record.history.failures,
-            (true, Some(ready_at))
-                if self.now()
-                    >= ready_at + Duration::from_secs(record.spec.backoff.reset_seconds.into()) =>
-            {
-                1
-            }
-            (true, _) => record.history.failures.saturating_add(1),
-        };
-        let ended = Record {
-            launch: None,
-            history: History {
-                restarts: record.history.restarts,
-                failures,
-                last: Some(Ending {
-                    at: self.now(),
-                    launch_id: launch.id,
-                    cause,
-                }),
-            },
-            ..record.clone()
-        };
-        self.decide_idle(Cow::Owned(ended), Some(launch), vec![event], wish)
-    }
-
-    /// Nothing runs: launch, wait or forget. `ended` is the launch that ended in this pass.
-    fn decide_idle(
-        self,
-        record: Cow<'a, Record>,
-        ended: Option<&Launch>,
-        events: Vec<Event>,
-        wish: Wish<'_>,
-    ) -> Decision<'a> {
-        let now = self.now();
-        let mut held = ended.map(|launch| launch.lease.clone());
-        let record = match wish {
-            Wish::Gone(_) => {
-                return Step {
-                    record: Some(RecordChange::Forget),
-                    events,
-                    ..Step::default()
-                }
-                .into();
-            }
-            Wish::AsRecorded(Some(wait)) => return rest(record, events, wait).into(),
-            Wish::AsRecorded(None) => record,
-            Wish::As(deployment) => {
-                // What changed in the manifest decides whether what was held may be kept.
-                if let Some(held) = &mut held {
-                    held.port = held
-                        .port
-                        .filter(|_| deployment.spec.port == record.spec.port);
-                    if deployment.spec.devices != record.spec.devices {
-                        held.devices.clear();
-                    }
-                }
-                renewed(record, deployment)
-            }
-        };
-        let spec = &record.spec;
-        let wait = |reason, until| Wait { reason, until };
-        if spec.paused {
-            return rest(record, events, wait(WaitReason::Paused, None)).into();
-        }
-        if is_completed(&record.history, spec.restart_policy) {
-            return rest(record, events, wait(WaitReason::Completed, None)).into();
-        }
-        if let Err(failure) = engine::support(spec, self.inputs.inventory) {
-            return rest(record, events, wait(WaitReason::Refused(failure), None)).into();
-        }
-        let not_before = backoff::not_before(&record.history, &spec.backoff, now);
-        if now < not_before {
-            let failures = record.history.failures;
-            let wait = wait(WaitReason::BackOff { failures }, Some(not_before));
-            return rest(record, events, wait).into();
-        }
-        Decision::Launch(Candidate {
-            since: waiting_since(self.inputs, &record.name),
-            record,
-            held,
-            events,
-        })
-    }
-}
-
-/// Nothing runs and nothing is launched now.
-fn rest(record: Cow<'_, Record>, events: Vec<Event>, wait: Wait) -> Step {
-    Step {
-        record: changed(record),
-        action: None,
-        wait: Some(wait),
-        events,
     }
 }
 
@@ -724,28 +517,6 @@ pub(super) fn changed(record: Cow<'_, Record>) -> Option<RecordChange> {
 /// The record of what runs, with everything a manifest may change without a relaunch. `deployment` has its restart key.
 fn refreshed<'a>(record: Cow<'a, Record>, deployment: &Deployment) -> Cow<'a, Record> {
     if record.spec.has_same_live_fields(&deployment.spec)
-        && record.source == deployment.source
-        && record.metadata == deployment.labels
-    {
-        return record;
-    }
-    Cow::Owned(taken_over(record, deployment))
-}
-
-/// The record of an instance that does not run, as the manifest wishes it: a changed manifest begins a new history.
-fn renewed<'a>(record: Cow<'a, Record>, deployment: &Deployment) -> Cow<'a, Record> {
-    if record.restart_key != deployment.restart_key {
-        return Cow::Owned(Record {
-            history: History {
-                restarts: 0,
-                failures: 0,
-                // How it ended stays to be seen; it counts for nothing any more.
-                last: record.history.last.clone(),
-            },
-            ..taken_over(record, deployment)
-        });
-    }
-    if record.spec == deployment.spec
         && record.source == deployment.source
         && record.metadata == deployment.labels
     {
@@ -787,53 +558,6 @@ impl Step {
             ..self
         }
     }
-}
-
-fn cause_of_end(launch: &Launch, status: ExitStatus, log_tail: &str) -> Cause {
-    let log_tail = log_tail.to_owned();
-    match launch.stop.as_ref().map(|stop| &stop.reason) {
-        Some(StopReason::StartupTimeout {
-            waited_seconds,
-            last_probe,
-        }) => Cause::Failed(LaunchFailure::UnhealthyTimeout {
-            waited_seconds: *waited_seconds,
-            last_probe: last_probe.clone(),
-            log_tail,
-        }),
-        Some(StopReason::Unhealthy { last_probe, .. }) => Cause::Unhealthy {
-            last_probe: last_probe.clone(),
-            log_tail,
-        },
-        Some(StopReason::LaunchFailed(failure)) => Cause::Failed(failure.clone()),
-        Some(StopReason::SpecChanged { .. } | StopReason::Removed | StopReason::Shutdown) => {
-            Cause::Stopped
-        }
-        Some(StopReason::LeaderGone) | None if launch.ready_at.is_some() => {
-            Cause::Exited { status, log_tail }
-        }
-        Some(StopReason::LeaderGone) | None if launch.started_at.is_none() => Cause::NeverStarted,
-        Some(StopReason::LeaderGone) | None => {
-            Cause::Failed(LaunchFailure::ExitedEarly { status, log_tail })
-        }
-    }
-}
-
-/// Whether an instance that ended by itself stays so.
-fn is_completed(history: &History, policy: RestartPolicy) -> bool {
-    let Some(last) = &history.last else {
-        return false;
-    };
-    let succeeded = last
-        .cause
-        .status()
-        .is_some_and(|status| status.code == Some(0));
-    history.failures > 0
-        && last.cause.is_failure()
-        && match policy {
-            RestartPolicy::Always => false,
-            RestartPolicy::OnFailure => succeeded,
-            RestartPolicy::Never => true,
-        }
 }
 
 fn started_message(launch: &Launch) -> String {
