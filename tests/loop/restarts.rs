@@ -143,6 +143,11 @@ fn an_engine_that_turns_unhealthy_is_launched_again_only_after_its_threshold() {
     });
     assert_eq!(record.history.failures, 1);
     assert_eq!(record.history.restarts, 1);
+    // The log is moved aside by the next launch, before that has a handle.
+    daemon.wait_for_record("a-0", "it is launched again", |record| {
+        let launch = record.launch.as_ref();
+        launch.is_some_and(|launch| launch.handle.is_some())
+    });
     let log = daemon.previous_log("a-0");
     let failed = log.matches("GET /health 500").count();
     assert_eq!(failed, 3, "{log}");
