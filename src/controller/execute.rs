@@ -56,8 +56,9 @@ impl Executor {
     pub fn start(&mut self, instance: InstanceName, launch: &Launch, action: Action) {
         let launch = launch.clone();
         let launcher = self.launcher.clone();
+        let of = instance.clone();
         let wake = move |outcome, gate| Wake::Outcome {
-            instance,
+            instance: of,
             launch_id: launch.id,
             outcome,
             gate,
@@ -118,9 +119,6 @@ impl Executor {
             }
             Action::Probe { launch_id, request } => {
                 let (prober, probes) = (self.prober.clone(), self.probes.clone());
-                let Wake::Outcome { instance, .. } = wake(Outcome::Released, None) else {
-                    return;
-                };
                 self.tasks.spawn_local(async move {
                     let purpose = request.purpose;
                     let result = match probes.acquire().await {
